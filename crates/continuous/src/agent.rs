@@ -1,8 +1,8 @@
 //! Records a cluster permanently: takes a base, records the changes after it, and takes the next base after a gap or
 //! when the base has reached its maximum age.
 //!
-//! While the next base is taken, the recording of the old chain continues up to the revision of the next base. All
-//! revisions from the first base on can therefore be restored, except after a gap.
+//! While the agent takes the next base, it still records the old chain, up to the revision of the next base. All
+//! revisions since the first base can therefore be restored, except after a gap.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,7 +22,7 @@ use crate::stored::{ReadError, bases, read_base, tip};
 /// Pause after a failure of etcd.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Pause after a failure to take the next base. Meanwhile, the chain of the last base continues.
+/// Pause after a failure to take the next base. The agent still records the chain of the last base.
 const RENEWAL_RETRY: Duration = Duration::from_secs(10);
 
 /// Settings of an agent.
@@ -30,11 +30,11 @@ const RENEWAL_RETRY: Duration = Duration::from_secs(10);
 pub struct Settings {
     /// The prefix of all objects. It is empty or ends with a slash.
     pub prefix: String,
-    /// When a segment is complete.
+    /// The limits at which a segment is complete.
     pub limits: Limits,
-    /// What is recorded in addition to the transactions.
+    /// The data that is recorded in addition to the transactions.
     pub extras: Extras,
-    /// The agent takes a new base when the last base has reached this age.
+    /// The agent takes a new base when the last base has this age.
     pub max_age: Duration,
 }
 
@@ -55,13 +55,12 @@ pub struct Agent<'a> {
     store: &'a dyn Store,
     settings: Settings,
     members: Vec<String>,
-    /// Number of failures of members. The next attempt uses the next member.
+    /// Number of failed attempts. After each failure, the agent uses the next member.
     failures: usize,
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that records through one of these members. After a failure, it uses the next member in the
-    /// list.
+    /// Creates an agent that records through one of these members. After a failure, it uses the next member.
     pub fn new(
         client: &'a EtcdClient,
         members: Vec<String>,
@@ -77,11 +76,11 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain. Takes a new
-    /// base if that chain ends with a gap or belongs to another cluster.
+    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain, or takes a new
+    /// base if that chain has ended with a gap.
     ///
     /// # Errors
-    /// Fails if the stored chain is damaged. Failures of etcd are retried.
+    /// Fails if the stored chain cannot be continued. Retries failures of etcd.
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
         let (sender, stopped) = watch::channel(false);
         let mut stop = pin!(stop);
@@ -107,7 +106,7 @@ impl<'a> Agent<'a> {
         self.members.get(index).map_or("", String::as_str)
     }
 
-    /// The newest stored chain if it can be continued, otherwise a new base. `None` if the agent was stopped.
+    /// Returns the newest stored chain, or a new base if that chain has ended. `None` if the agent was stopped.
     async fn resume(
         &mut self,
         stopped: &watch::Receiver<bool>,
@@ -129,7 +128,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Takes a new base, and retries until it is stored. `None` if the agent was stopped.
+    /// Takes a new base, and retries until it is stored. Returns `None` if the agent was stopped.
     async fn begin(&mut self, stopped: &watch::Receiver<bool>) -> Option<(StoredBase, Recorder)> {
         loop {
             let taken = take_base(
@@ -153,7 +152,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Records one chain until its end. Returns the next base with its recorder. `None` if the agent was stopped.
+    /// Records one chain until its end. Returns the next base with its recorder, or `None` if the agent was stopped.
     async fn record(
         &mut self,
         base: StoredBase,
@@ -187,7 +186,7 @@ impl<'a> Agent<'a> {
                 let ended = Box::pin(capture.run(&member, stop)).await;
                 match taken {
                     Some(Ok(base)) => {
-                        // This chain ends when it has reached the next base.
+                        // This chain must end at the revision of the next base.
                         capture.end_at(base.base.revision);
                         let recorder = Recorder::new(&base, self.settings.limits);
                         next = Some((base, recorder));
@@ -226,7 +225,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The time until the next base.
+    /// The remaining time until the next base is due.
     fn renewal(&self, base: &StoredBase) -> Duration {
         let age = now_micros().saturating_sub(base.base.created);
         let age = Duration::from_micros(u64::try_from(age).unwrap_or_default());
@@ -235,7 +234,7 @@ impl<'a> Agent<'a> {
 }
 
 async fn until_stopped(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender was dropped, which also ends the agent.
+    // An error means that the sender was dropped, which also stops the agent.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 

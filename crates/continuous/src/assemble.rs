@@ -1,4 +1,5 @@
-//! Assembles the events of a watch into transactions: complete, in order, and without a hole. Performs no I/O.
+//! Assembles the events of a watch into complete transactions, in order and without a missing revision. Performs no
+//! I/O.
 
 use std::mem::take;
 
@@ -7,10 +8,10 @@ use etcd::{Change, ClusterId, WatchBatch};
 use crate::message::MAX_CHANGES;
 use crate::record::{GapReason, Transaction};
 
-/// Maximum size of a transaction in bytes. Only a deletion of very many keys can be larger.
+/// Maximum size of a transaction in bytes. Only a deletion of many keys can exceed it.
 pub const MAX_TRANSACTION: usize = 32 << 20;
 
-/// Estimate of the memory of a change in bytes, in addition to its key and value.
+/// Estimated memory of a change in bytes, in addition to its key and value.
 const OVERHEAD: usize = 128;
 
 /// The result of adding one batch.
@@ -18,17 +19,17 @@ const OVERHEAD: usize = 128;
 pub struct Assembled {
     /// The transactions that are complete.
     pub transactions: Vec<Transaction>,
-    /// Set if the chain cannot continue after these transactions.
+    /// Why the chain cannot continue after these transactions. `None` if it can continue.
     pub gap: Option<GapReason>,
 }
 
-/// Assembles the batches of one watch after another.
+/// Assembles the batches of one watch.
 #[derive(Debug)]
 pub struct Assembler {
     cluster_id: ClusterId,
     /// The last complete revision.
     last: i64,
-    /// The changes so far of the revision after `last`, and their size.
+    /// The changes of the revision after `last` so far, and their size.
     open: Vec<Change>,
     size: usize,
 }
@@ -44,11 +45,10 @@ impl Assembler {
         }
     }
 
-    /// The last complete revision. The watch must start with this revision, and [`Self::push`] skips its events.
+    /// The last complete revision. The watch must start with this revision, although [`Self::push`] skips its events.
     ///
-    /// etcd releases before 3.4.34 and 3.5.16 lose the deletions in exactly the revision at which etcd was compacted. A
-    /// watch that started with the next revision could miss such deletions. A watch from the last complete revision
-    /// fails if etcd was compacted at a later revision.
+    /// Reason: etcd before 3.4.34 and 3.5.16 can lose deletions in the revision at which it was compacted. A watch that
+    /// starts at the next revision could miss them. A watch from the last complete revision fails instead.
     pub fn last(&self) -> i64 {
         self.last
     }
@@ -146,13 +146,13 @@ mod tests {
         let third = assembler.push(batch(&[(6, "c"), (7, "a")], false), 3);
         assert_eq!(revisions(&third), [(6, 3), (7, 1)]);
         assert_eq!(third.gap, None);
-        // A progress notification completes no transaction, and the last revision stays the same.
+        // A progress notification has no events, so it completes no transaction.
         assert_eq!(assembler.push(batch(&[], false), 4), Assembled::default());
         assert_eq!(assembler.last(), 7);
     }
 
     #[test]
-    fn missing_revision_is_a_gap() {
+    fn missing_revision_causes_gap() {
         let mut assembler = Assembler::new(CLUSTER, 4);
         let found = assembler.push(batch(&[(5, "a"), (7, "a")], false), 1);
         assert_eq!(revisions(&found), [(5, 1)]);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn batch_from_other_cluster_is_a_gap() {
+    fn batch_from_other_cluster_causes_gap() {
         let mut assembler = Assembler::new(ClusterId(8), 4);
         let found = assembler.push(batch(&[(5, "a")], false), 1);
         assert_eq!(found.gap, Some(GapReason::ClusterChanged));

@@ -1,4 +1,4 @@
-//! The base of a chain: a snapshot, and the revision of an etcd that starts from the snapshot. Performs no I/O.
+//! The base of a chain: a snapshot, and the revision of an etcd that is restored from it. Performs no I/O.
 
 use bytes::Bytes;
 use etcd::ClusterId;
@@ -29,7 +29,7 @@ pub struct SnapshotObject {
 pub struct Base {
     /// The ID of the etcd cluster.
     pub cluster_id: ClusterId,
-    /// The revision of an etcd that starts from the snapshot.
+    /// The revision of an etcd that is restored from the snapshot.
     pub revision: i64,
     /// The snapshot.
     pub snapshot: SnapshotObject,
@@ -52,15 +52,15 @@ struct Content {
 /// Why `base.json` is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BaseError {
-    /// The object is no description of a base.
+    /// The object does not describe a base.
     #[error("the object is not the base of a continuous backup: {0}")]
     Invalid(String),
-    /// A later version of the format.
+    /// The object has a later version of the format.
     #[error("the base has version {0}: use a later release to read it")]
     UnknownVersion(u32),
 }
 
-/// A base, and its object in the store.
+/// A base, with its object in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBase {
     /// The content.

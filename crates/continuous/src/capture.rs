@@ -1,7 +1,7 @@
-//! Records the changes of a running etcd in a store: a watch, the recorder, and the segments in the store.
+//! Records the changes of a running etcd in a store, with a watch and a recorder.
 //!
-//! While a segment is written, no events are read. etcd then keeps the events in its database, and sends them later. If
-//! the store is unavailable until etcd has compacted these events, the chain ends with a gap.
+//! While the capture writes a segment, it reads no events. etcd sends them later from its database. If the store is
+//! unavailable until etcd has compacted these events, the chain ends with a gap.
 
 use std::future::Future;
 use std::pin::pin;
@@ -24,49 +24,49 @@ const STORE_RETRY: Duration = Duration::from_millis(200);
 /// Maximum pause after a failed write to the store.
 const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 
-/// Number of leases that are checked together.
+/// Number of leases in one check.
 const LEASES_PER_CHECK: usize = 64;
 
-/// If etcd sends nothing for this time, the watch requests a progress notification.
+/// If etcd sends nothing for this time, the capture requests a progress notification.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// If etcd sends nothing within this time after the request for a progress notification, the watch has failed.
+/// If etcd sends nothing for this time after the request, the watch has failed.
 const NOTIFICATION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a capture has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The caller has stopped the capture, or the revision of [`Capture::end_at`] is recorded. All received
-    /// transactions are in the store.
+    /// The caller has stopped the capture, or it has recorded the revision of [`Capture::end_at`]. The store has all
+    /// received transactions.
     Stopped,
-    /// The chain ends with a gap, which is in the store. Recording continues with a new base.
+    /// The chain ends with a gap, and the gap is recorded in the store. The caller must continue with a new base.
     Gap(GapReason),
 }
 
-/// Why a capture was interrupted. It can be continued with [`Capture::run`], also through another member.
+/// Why a capture was interrupted. The caller can continue it with [`Capture::run`], also through another member.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The watch has failed.
     #[error("the watch of all keys has failed")]
     Watch(#[source] etcd::Error),
-    /// The watch has failed because of a batch that is too large.
+    /// The watch has sent a batch that is too large, or has ended.
     #[error("the watch of all keys has failed")]
     Batch(#[source] WatchError),
     /// A lease cannot be read.
     #[error("etcd does not answer")]
     Etcd(#[source] etcd::Error),
-    /// The recorder has failed. The capture cannot be continued.
+    /// The recorder has failed, so the capture cannot continue.
     #[error("the changes cannot be recorded")]
     Recorder(#[from] RecorderError),
 }
 
-/// What a capture records in addition to the transactions.
+/// The data that a capture records in addition to the transactions.
 #[derive(Clone, Copy, Debug)]
 pub struct Extras {
-    /// Time between two hashes of all keys. `None` for no hashes. To compute a hash, the member reads its whole
-    /// database.
+    /// Time between two hashes of all keys, because the member reads its whole database for a hash. `None` for no
+    /// hashes.
     pub hash_interval: Option<Duration>,
-    /// Time between two checks whether leases still exist.
+    /// Time between two checks whether the recorded leases still exist.
     pub lease_interval: Duration,
 }
 
@@ -87,15 +87,15 @@ pub struct Capture<'a> {
     base: StoredBase,
     recorder: Recorder,
     extras: Extras,
-    /// Complete segments that are not in the store yet, in their order. At most two.
+    /// Complete segments that the store does not have yet, in order. At most two.
     unsaved: Vec<Sealed>,
     /// The revision of the last recorded hash.
     hashed: i64,
     hash_at: Instant,
     lease_check_at: Instant,
-    /// The last lease that was checked.
+    /// The ID of the last lease that was checked.
     checked_lease: i64,
-    /// The capture ends at this revision.
+    /// The capture ends when it has recorded this revision.
     end_revision: Option<i64>,
 }
 
@@ -134,21 +134,21 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// Ends [`Capture::run`] as soon as this revision is recorded.
+    /// Ends [`Capture::run`] when this revision is recorded.
     pub fn end_at(&mut self, revision: i64) {
         self.end_revision = Some(revision);
     }
 
-    /// The last recorded revision. The segment with this revision may not be in the store yet.
+    /// The last recorded revision. The store may not have it yet.
     pub fn last(&self) -> i64 {
         self.recorder.last()
     }
 
-    /// Records changes through one member until `stop` completes and the store has all segments. Dropping the future
-    /// ends the capture immediately, and the next call continues after the last recorded revision.
+    /// Records changes through one member until `stop` completes and the store has all segments. If the caller drops
+    /// the future, the next call continues after the last recorded revision.
     ///
     /// # Errors
-    /// Fails if the watch or etcd fails. No received transaction is lost then.
+    /// Fails if the watch or etcd fails. No received transaction is lost.
     pub async fn run(
         &mut self,
         member: &str,
@@ -180,7 +180,7 @@ impl<'a> Capture<'a> {
         Ok(End::Stopped)
     }
 
-    /// Records a batch. Returns the end of the capture if the chain ends with a gap.
+    /// Records a batch. Returns the end of the capture if the batch leads to a gap.
     async fn receive(
         &mut self,
         member: &str,
@@ -208,8 +208,7 @@ impl<'a> Capture<'a> {
         Err(error)
     }
 
-    /// The time at which [`Self::do_due_tasks`] must be called next: for a hash, a check of leases or a complete
-    /// segment.
+    /// The time of the next task of [`Self::do_due_tasks`]: a hash, a check of leases, or the completion of a segment.
     fn next_task(&self) -> Instant {
         let mut due = self.lease_check_at;
         if self.extras.hash_interval.is_some() {
@@ -238,7 +237,8 @@ impl<'a> Capture<'a> {
 
     async fn record(&mut self, member: &str, transaction: Transaction) -> Result<(), CaptureError> {
         for id in self.recorder.unknown_leases(&transaction) {
-            // If etcd does not answer, the lease is recorded without a TTL. An error would lose the transaction.
+            // Without an answer from etcd, the lease is recorded without a TTL, because an error here would lose the
+            // transaction.
             let found = self.client.lease(member, id).await.ok();
             self.push(Record::Lease(Lease {
                 id,
@@ -250,13 +250,13 @@ impl<'a> Capture<'a> {
         self.push(Record::Transaction(transaction)).await
     }
 
-    /// Records the hash at the last revision. Records nothing if no change was recorded since the last hash.
+    /// Records the hash at the last revision, unless this revision already has a hash.
     async fn record_hash(&mut self, member: &str) -> Result<(), CaptureError> {
         let revision = self.recorder.last();
         if revision == self.hashed {
             return Ok(());
         }
-        // A failure does not end the capture, because a later hash covers this revision too. In particular, etcd sends
+        // A failure does not end the capture, because a later hash also covers this revision. For example, etcd sends
         // the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
         // `watchable_store_txn.go`).
         let hash = self.client.hash(member, revision).await;
@@ -276,7 +276,7 @@ impl<'a> Capture<'a> {
         Ok(())
     }
 
-    /// Records the end of leases that no longer exist. Checks a part of the leases in each call.
+    /// Records the end of leases that no longer exist. Each call checks some of the leases.
     async fn check_leases(&mut self, member: &str) -> Result<(), CaptureError> {
         let leases = self
             .recorder
@@ -319,8 +319,8 @@ impl<'a> Capture<'a> {
         Ok(End::Gap(reason))
     }
 
-    /// Writes the complete segments to the store, and retries until the store accepts them. If this call is canceled,
-    /// the segments stay in memory for the next call.
+    /// Writes the complete segments to the store, and retries without limit. If the caller drops the future, the
+    /// segments stay in memory for the next call.
     async fn save(&mut self) {
         let mut pause = STORE_RETRY;
         while let Some(segment) = self.unsaved.first() {
@@ -341,11 +341,11 @@ impl<'a> Capture<'a> {
     }
 }
 
-/// Detects a connection on which etcd no longer answers.
+/// Detects that etcd no longer answers on the connection of the watch.
 struct Silence {
     /// The time at which the last batch arrived.
     heard: Instant,
-    /// The time at which a progress notification was requested. `None` if no request is open.
+    /// The time of the request for a progress notification. `None` if no request is open.
     asked: Option<Instant>,
 }
 
@@ -366,7 +366,7 @@ impl Silence {
             .map_or(heard, |asked| asked + NOTIFICATION_DEADLINE)
     }
 
-    /// Requests a progress notification after [`SILENCE`]. Fails if etcd does not answer the request within
+    /// Requests a progress notification if etcd has sent nothing for [`SILENCE`]. Fails if etcd then sends nothing for
     /// [`NOTIFICATION_DEADLINE`].
     async fn check(&mut self, watch: &mut Watch, member: &str) -> Result<(), CaptureError> {
         let timed_out = || CaptureError::Watch(etcd::Error::Timeout(member.to_owned()));

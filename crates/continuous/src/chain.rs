@@ -1,6 +1,6 @@
-//! Finds the chain of a base from the names of its segments. Performs no I/O.
+//! Finds the chain of a base by the names of its segments. Performs no I/O.
 //!
-//! The names contain the beginning of a SHA-256. While the objects are read, [`Verifier`](crate::Verifier) compares the
+//! A name contains the beginning of a SHA-256. When the objects are read, [`Verifier`](crate::Verifier) compares the
 //! whole SHA-256.
 
 use std::cmp::Reverse;
@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use crate::digest::ShortDigest;
 use crate::name::{BaseName, SegmentName};
 
-/// A problem of the objects of a base.
+/// A problem with the objects of a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainFault {
     /// At least one segment is missing.
@@ -20,7 +20,7 @@ pub enum ChainFault {
         /// The first revision after the missing segments.
         next: i64,
     },
-    /// A segment contains revisions that the object before it also contains.
+    /// A segment repeats revisions of the object before it.
     #[error("segment {name} overlaps the object before it, which ends at revision {last}")]
     Overlapping {
         /// The segment.
@@ -28,7 +28,7 @@ pub enum ChainFault {
         /// The last revision of the object before the segment.
         last: i64,
     },
-    /// A segment continues no object of this base.
+    /// No object of this base precedes the segment.
     #[error("segment {0} does not belong to the chain of this base")]
     Unlinked(SegmentName),
     /// Two names have the same SHA-256, or a name appears twice.
@@ -41,9 +41,9 @@ pub enum ChainFault {
 pub struct Chain {
     /// The segments of the chain in their order.
     pub segments: Vec<SegmentName>,
-    /// Segments that a concurrent recorder has written. The chain contains their revisions too.
+    /// Segments of a concurrent recorder. The chain contains their revisions too.
     pub branches: Vec<SegmentName>,
-    /// Problems. The chain before a problem is usable.
+    /// The problems of the segments. The chain is usable up to its last revision.
     pub faults: Vec<ChainFault>,
     /// The last revision of the chain.
     pub last: i64,
@@ -60,7 +60,7 @@ pub enum RangeError {
         /// The revision of the base.
         base: i64,
     },
-    /// The revision is after the end of the chain.
+    /// The chain ends before the revision.
     #[error("revision {requested} is not in the chain, which ends at revision {last}{}", cause(.faults))]
     AfterEnd {
         /// The requested revision.
@@ -78,9 +78,9 @@ fn cause(faults: &[ChainFault]) -> String {
 }
 
 impl Chain {
-    /// Finds the chain of a base. If two recorders have written concurrently, the branch with the highest revision is
-    /// the chain. Of several branches with this revision, the branch with the most segments is the chain. Of several
-    /// such branches, the branch whose last segment has the smallest name is the chain.
+    /// Finds the chain of a base. Concurrent recorders can write several branches. The chain is the branch with the
+    /// highest revision. If branches have the same revision, the chain is the branch with the most segments, and then
+    /// the branch with the smallest name of its last segment.
     pub fn find(base: BaseName, names: &[SegmentName]) -> Self {
         let mut faults = Vec::new();
         let names = without_duplicates(names, &mut faults);
@@ -114,10 +114,10 @@ impl Chain {
         }
     }
 
-    /// Fails if the chain of this base does not contain the revision.
+    /// Checks that the chain of this base contains the revision.
     ///
     /// # Errors
-    /// The revision is before the base, or after the end of the chain.
+    /// Fails if the revision is before the base or after the end of the chain.
     pub fn check(&self, base: BaseName, requested: i64) -> Result<(), RangeError> {
         if requested < base.revision {
             return Err(RangeError::BeforeBase {
@@ -157,10 +157,10 @@ struct Reached {
     depth: usize,
 }
 
-/// The segments that continue the base, directly or through other segments.
+/// The segments that the base leads to, directly or through other segments.
 struct Walk {
     reached: HashMap<usize, Reached>,
-    /// Segments whose `previous` is the base or a reached segment, but whose first revision is not the next one.
+    /// Segments that name the base or a reached segment as their predecessor, but do not begin with the next revision.
     rejected: HashSet<usize>,
 }
 
@@ -207,7 +207,7 @@ impl Walk {
         self.reached.get(&index)?.parent
     }
 
-    /// The last segment of the best branch.
+    /// The last segment of the branch that becomes the chain.
     fn best(&self, names: &[SegmentName]) -> Option<usize> {
         let rank = |(index, reached): &(&usize, &Reached)| {
             let name = names.get(**index);
@@ -219,7 +219,7 @@ impl Walk {
             .map(|(index, _)| *index)
     }
 
-    /// The problems of the segments that the walk has not reached. `last` is the end of the chain.
+    /// The problems of segments that the base does not lead to. `last` is the last revision of the chain.
     fn unlinked(&self, base: BaseName, names: &[SegmentName], last: i64) -> Vec<ChainFault> {
         let is_unreached =
             |index: &usize| !self.reached.contains_key(index) && !self.rejected.contains(index);
@@ -228,7 +228,7 @@ impl Walk {
             .filter_map(|index| names.get(index).copied())
             .collect();
         let known: HashSet<ShortDigest> = names.iter().map(|name| name.digest).collect();
-        // Only the first segment of an unreached sequence is a problem. The segments after it are not reported.
+        // Of consecutive segments, only the first is reported.
         let mut roots: Vec<SegmentName> = unreached
             .iter()
             .copied()

@@ -1,4 +1,4 @@
-//! The SHA-256 of an object, which links the objects of a chain. Performs no I/O.
+//! The SHA-256 of an object, by which an object names its predecessor in the chain. Performs no I/O.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl Digest {
         Self(Sha256::digest(object).into())
     }
 
-    /// The beginning of the digest, as the names of objects contain it.
+    /// The beginning of the digest, which the names of objects contain.
     pub fn short(&self) -> ShortDigest {
         let mut short = [0; SHORT];
         for (to, from) in short.iter_mut().zip(self.0) {

@@ -6,7 +6,7 @@ pub enum SegmentError {
     /// The object does not begin with the magic number.
     #[error("the object is not a segment")]
     NotASegment,
-    /// A later version of the format, or unknown flags.
+    /// The segment has a later version of the format, or unknown flags.
     #[error("the segment has version {version} and flags {flags}: use a later release to read it")]
     UnknownVersion {
         /// The version in the header.
@@ -22,7 +22,7 @@ pub enum SegmentError {
         /// Number of bytes that the object has.
         found: u64,
     },
-    /// The object is longer than its header says.
+    /// The object is longer than its header states.
     #[error("the segment has {found} bytes, and its header says {expected}")]
     TooLong {
         /// Number of bytes that the object must have.
@@ -30,16 +30,16 @@ pub enum SegmentError {
         /// Number of bytes that the object has.
         found: u64,
     },
-    /// The checksum of the header does not match, or its revisions contradict each other.
+    /// The header's checksum does not match, or its revisions contradict each other.
     #[error("the header of the segment is damaged")]
     HeaderDamaged,
-    /// The SHA-256 of the body does not match, or the body cannot be decompressed.
+    /// The body's SHA-256 does not match, or the body cannot be decompressed.
     #[error("the body of the segment is damaged: {0}")]
     BodyDamaged(&'static str),
     /// A record is damaged, or breaks a rule of the format.
     #[error("record {index} of the segment is damaged: {problem}")]
     RecordDamaged {
-        /// Index of the record in the segment, from 0.
+        /// Index of the record in the segment. The first record has the index 0.
         index: u64,
         /// The problem.
         problem: &'static str,

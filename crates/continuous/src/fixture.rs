@@ -62,7 +62,7 @@ pub(crate) fn transaction(revision: i64) -> Transaction {
     }
 }
 
-/// One record of each kind, except a gap.
+/// Records of all kinds except a gap.
 pub(crate) fn records(revision: i64) -> Vec<Record> {
     vec![
         Record::Lease(Lease {

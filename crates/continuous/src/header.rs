@@ -19,17 +19,17 @@ pub struct Header {
     pub base_revision: i64,
     /// The first revision.
     pub first: i64,
-    /// The last revision. `first - 1` if the segment has no transaction.
+    /// The last revision, or `first - 1` if the segment has no transaction.
     pub last: i64,
-    /// The SHA-256 of the object before this segment in the chain.
+    /// The SHA-256 of the preceding object in the chain.
     pub previous: Digest,
     /// Number of records.
     pub records: u64,
-    /// Length of the body after decompression in bytes.
+    /// Length in bytes of the decompressed body.
     pub body: u64,
-    /// Length of the body in the object in bytes.
+    /// Length in bytes of the compressed body.
     pub stored: u64,
-    /// The SHA-256 of the body in the object.
+    /// The SHA-256 of the compressed body.
     pub sha256: Digest,
 }
 
@@ -57,7 +57,7 @@ impl Header {
     /// Decodes the header at the beginning of an object.
     ///
     /// # Errors
-    /// Fails if the object is no segment, or if its header is truncated, damaged, or of an unknown version.
+    /// Fails if the object is not a segment, or if its header is truncated, damaged or of an unknown version.
     pub fn decode(object: &[u8]) -> Result<Self, SegmentError> {
         let magic = object.get(..MAGIC.len()).unwrap_or(object);
         if !MAGIC.starts_with(magic) {
@@ -99,12 +99,11 @@ impl Header {
     }
 }
 
-/// Reads fields of a fixed length one after another.
+/// Reads fields of fixed lengths in order.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    /// Returns the next field. If the data ends within the field, the missing bytes are 0. The callers check the length
-    /// of the data first.
+    /// Returns the next field. The callers check the length of the data first, so the field is complete.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut field = [0; N];
         let (now, later) = self.0.split_at(N.min(self.0.len()));

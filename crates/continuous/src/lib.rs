@@ -1,11 +1,11 @@
-//! Continuous backup of an etcd cluster: records all changes after a snapshot, and repeats the changes up to an exact
+//! Continuous backup of an etcd cluster: records all changes after a snapshot, and replays them up to an exact
 //! revision.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
 //! format. The operators do not use this crate yet.
 //!
-//! The modules for decisions perform no I/O: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`]. [`Capture`]
-//! records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd.
+//! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. The other modules
+//! perform no I/O and make the decisions: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`].
 
 mod agent;
 mod assemble;

@@ -1,4 +1,4 @@
-//! Finds the revision of a time, before a restore changes anything.
+//! Finds the revision to restore for a time. Changes nothing.
 
 use store::Store;
 
@@ -7,28 +7,28 @@ use crate::name::{BaseName, SegmentName};
 use crate::record::{Gap, Record};
 use crate::stored::{ReadError, bases, chain, read_base, read_segment};
 
-/// The revision of a time.
+/// The revision to restore for a requested time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// The base from which the revision can be restored.
     pub base: StoredBase,
     /// The last revision that the recorder received at the requested time or before.
     pub revision: i64,
-    /// The time at which the recorder received the revision, in microseconds since the epoch. The time of the base if
-    /// there is no change between the base and the requested time.
+    /// The time at which the recorder received the revision, in microseconds since the epoch. This is the time of the
+    /// base if nothing changed between the base and the requested time.
     pub observed: i64,
-    /// True if the chain contains no later revision. If the recorder had already stopped at the requested time, the
-    /// state at this time is then unknown.
+    /// True if the chain has no later revision. Changes after it are then unknown if the recorder stopped before the
+    /// requested time.
     pub is_last: bool,
-    /// The gap that follows the revision, if the recorder detected it at the requested time or before.
+    /// The gap after the revision, if the recorder detected it at the requested time or before.
     pub gap: Option<Gap>,
 }
 
-/// Finds the revision of a time, in microseconds since the epoch. `None` if the time is before the first base. `prefix`
+/// Finds the revision for a time in microseconds since the epoch. `None` if the time is before the first base. `prefix`
 /// is empty or ends with a slash.
 ///
-/// If the chain has recorded a day, this function reads about 20 segments. It does not verify the chain, because a
-/// replay verifies it.
+/// For a chain of a day, this function reads about 20 segments. It does not verify the chain, because a replay verifies
+/// it.
 ///
 /// # Errors
 /// Fails if the store fails, or if an object is damaged.
@@ -81,9 +81,8 @@ async fn in_chain(
     Ok(located)
 }
 
-/// The index of the last segment whose first transaction is not after `time`. If there is no such segment, returns the
-/// index of the first segment with transactions. A binary search is possible, because the times of a chain do not
-/// decrease.
+/// The index of the last segment whose first transaction is at `time` or before. If there is none, the index of the
+/// first segment with transactions. A binary search is possible, because times do not decrease in a chain.
 async fn first_segment(
     store: &dyn Store,
     prefix: &str,

@@ -1,4 +1,4 @@
-//! The Protocol Buffers messages of the records, as docs/internals/continuous-format.md defines them. Performs no I/O.
+//! The Protocol Buffers messages of the records, as specified in docs/internals/continuous-format.md. Performs no I/O.
 
 use bytes::Bytes;
 use etcd::{Change, KeyHash, Value};
@@ -97,7 +97,7 @@ struct GapMessage {
     observed_unix_micros: i64,
 }
 
-/// The reasons of a gap with their numbers in the format.
+/// The reasons for a gap, with their numbers in the format.
 const REASONS: [(i32, GapReason); 6] = [
     (0, GapReason::Unknown),
     (1, GapReason::Compacted),
@@ -154,11 +154,11 @@ fn change_message(change: &Change) -> ChangeMessage {
     }
 }
 
-/// Maximum number of changes in a transaction. It limits the memory of a decoded message: the smallest change has 2
-/// bytes in a message, and more than 100 bytes in memory.
+/// Maximum number of changes in a transaction. It limits the memory of a decoded message, because a change of 2 bytes
+/// in a message can take more than 100 bytes in memory.
 pub(crate) const MAX_CHANGES: usize = 1 << 18;
 
-/// Number of changes in the transactions of a message. `None` if the message is damaged.
+/// Number of changes in a message. `None` if the message is damaged.
 fn count_changes(mut record: &[u8]) -> Option<usize> {
     let mut count = 0;
     while !record.is_empty() {
@@ -179,7 +179,7 @@ fn count_changes(mut record: &[u8]) -> Option<usize> {
     Some(count)
 }
 
-/// Decodes a record. `None` if the message is damaged, has an unknown kind, or breaks a rule of the format.
+/// Decodes a record. `None` if the message is damaged, of an unknown kind, or breaks a rule of the format.
 pub(crate) fn decode(message: Bytes) -> Option<Record> {
     count_changes(&message).filter(|count| *count <= MAX_CHANGES)?;
     let record = match RecordMessage::decode(message).ok()?.kind? {

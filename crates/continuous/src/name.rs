@@ -1,11 +1,11 @@
-//! The names of the objects of a continuous backup. A listing that is sorted by name is sorted by revision. Performs no
+//! The names of the objects of a continuous backup. The order of the names is the order of the revisions. Performs no
 //! I/O.
 
 use std::fmt;
 
 use crate::digest::ShortDigest;
 
-/// The name of the object that describes a base, in the directory of the base.
+/// The name of the object that describes a base. The object is in the base's directory.
 pub const BASE: &str = "base.json";
 
 /// The end of the name of a segment.
@@ -24,7 +24,7 @@ pub struct BaseName {
 }
 
 impl BaseName {
-    /// Parses the name of a directory. `None` if the directory belongs to no base.
+    /// Parses the name of a directory. `None` if it is not the directory of a base.
     pub fn parse(text: &str) -> Option<Self> {
         let (revision, digest) = text.split_once('-')?;
         Some(Self {
@@ -40,21 +40,21 @@ impl fmt::Display for BaseName {
     }
 }
 
-/// The name of a segment in the directory of its base. The order of names is the order of the revisions.
+/// The name of a segment in the directory of its base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentName {
     /// The first revision of the segment.
     pub first: i64,
-    /// The last revision of the segment. `first - 1` if the segment has no transaction.
+    /// The last revision of the segment, or `first - 1` if the segment has no transaction.
     pub last: i64,
-    /// The beginning of the SHA-256 of the object before this segment in the chain.
+    /// The beginning of the SHA-256 of the preceding object in the chain.
     pub previous: ShortDigest,
     /// The beginning of the SHA-256 of the segment.
     pub digest: ShortDigest,
 }
 
 impl SegmentName {
-    /// Parses the name of an object. `None` if the object is no segment.
+    /// Parses the name of an object. `None` if the object is not a segment.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.strip_suffix(SEGMENT)?.split('-');
         let name = Self {
@@ -82,7 +82,7 @@ impl fmt::Display for SegmentName {
     }
 }
 
-/// Parses exactly 20 decimal digits. The largest revision leaves room for the revision after it.
+/// Parses a revision of exactly 20 decimal digits. `None` for `i64::MAX`, because it has no next revision.
 fn parse_revision(text: &str) -> Option<i64> {
     let is_number = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
     let revision: i64 = is_number.then(|| text.parse().ok()).flatten()?;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_names_are_rejected() {
+    fn names_of_other_objects_are_rejected() {
         let text = name(2, 9).to_string();
         for other in [
             String::new(),

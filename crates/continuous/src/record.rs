@@ -1,8 +1,8 @@
-//! The records of a segment, as the rest of the crate uses them. Performs no I/O.
+//! The decoded records of a segment. Performs no I/O.
 
 use etcd::{Change, KeyHash};
 
-/// All changes of one revision, in the order of etcd's sub revisions.
+/// All changes of one revision, in the order of etcd's sub-revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
     /// The main revision of all changes.
@@ -13,14 +13,14 @@ pub struct Transaction {
     pub changes: Vec<Change>,
 }
 
-/// A lease that keys refer to.
+/// A lease to which keys are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The ID of the lease.
     pub id: i64,
-    /// The granted TTL in seconds. `None` if the lease had already ended when the recorder requested its TTL.
+    /// The granted TTL in seconds. `None` if the lease had already ended when the recorder read its TTL.
     pub ttl: Option<i64>,
-    /// The revision of etcd when the recorder requested the TTL.
+    /// The revision of etcd when the recorder read the TTL.
     pub seen: i64,
 }
 
@@ -29,7 +29,7 @@ pub struct Lease {
 pub struct LeaseEnd {
     /// The ID of the lease.
     pub id: i64,
-    /// The lease no longer existed at this revision.
+    /// At this revision, the lease no longer existed.
     pub seen: i64,
 }
 
@@ -44,24 +44,24 @@ pub struct Hash {
     pub observed: i64,
 }
 
-/// Why a chain of segments has ended.
+/// Why a chain has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GapReason {
-    /// A later version of the recorder wrote a reason that this version does not know.
+    /// A reason of a later version, which this version does not know.
     Unknown,
-    /// etcd compacted revisions before the recorder received them.
+    /// etcd compacted revisions that the recorder had not received.
     Compacted,
-    /// The endpoint belongs to another cluster ID.
+    /// The endpoint now belongs to a cluster with another ID.
     ClusterChanged,
-    /// etcd sent a later revision than the next one.
+    /// etcd did not send the next revision.
     RevisionMissing,
     /// One transaction exceeds [`MAX_TRANSACTION`](crate::MAX_TRANSACTION).
     TransactionTooLarge,
-    /// The store was unavailable until the recorder's buffer was full.
+    /// The store was unavailable until the buffer of the recorder was full.
     NotStored,
 }
 
-/// The end of a chain: changes after a revision are missing.
+/// The end of a chain, after which changes are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// The last revision that the chain contains.
@@ -77,7 +77,7 @@ pub struct Gap {
 pub enum Record {
     /// The changes of one revision.
     Transaction(Transaction),
-    /// A lease, before the first key that refers to it.
+    /// A lease, which precedes the first key that is attached to it.
     Lease(Lease),
     /// The end of a lease.
     LeaseEnd(LeaseEnd),

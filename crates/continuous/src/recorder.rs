@@ -1,5 +1,5 @@
-//! Writes transactions into the segments of a chain. A segment is complete after an interval or a number of bytes. The
-//! recorder holds at most one incomplete segment in memory. Performs no I/O.
+//! Writes transactions into the segments of a chain. A segment is complete after a time or a number of bytes, and at
+//! most one incomplete segment is in memory. Performs no I/O.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,12 +13,12 @@ use crate::segment::{
     FRAME, Identity, MAX_BODY, MAX_MESSAGE, Sealed, Segment, SegmentBuilder, encoded,
 };
 
-/// When a segment is complete.
+/// The limits at which a segment is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum time between the first record and the end of a segment.
+    /// Maximum time between the first record and the completion of a segment.
     pub interval: Duration,
-    /// Maximum length of a body before compression in bytes. A larger record has its own segment.
+    /// Maximum length in bytes of a body before compression. A larger record gets its own segment.
     pub bytes: u64,
 }
 
@@ -42,7 +42,7 @@ pub enum RecorderError {
         /// The revision of the transaction.
         found: i64,
     },
-    /// The chain ends with a gap.
+    /// The chain has ended with a gap.
     #[error("the chain ends with a gap after revision {after}: start a new base")]
     Ended {
         /// The last revision of the chain.
@@ -71,9 +71,9 @@ pub struct Recorder {
     last: i64,
     /// The SHA-256 of the last complete object.
     previous: Digest,
-    /// The latest time of a record so far. Later records get this time if their own time is earlier.
+    /// The time of the latest record. A later record with an earlier time gets this time.
     time: i64,
-    /// The leases that the chain contains.
+    /// The IDs of the leases that are recorded and have not ended.
     leases: BTreeSet<i64>,
     has_ended: bool,
     open: Option<(SegmentBuilder, Instant)>,
@@ -127,7 +127,7 @@ impl Recorder {
         self.last
     }
 
-    /// The leases of a transaction that are missing in this chain. Their records must be added before the transaction.
+    /// The leases of a transaction that the chain does not contain. Their records must precede the transaction.
     pub fn unknown_leases(&self, transaction: &Transaction) -> BTreeSet<i64> {
         let values = transaction
             .changes
@@ -139,17 +139,17 @@ impl Recorder {
             .collect()
     }
 
-    /// At most `count` leases of the chain with IDs greater than `id`, in the order of their IDs.
+    /// At most `count` IDs of the chain's leases that are greater than `id`, in ascending order.
     pub fn leases_after(&self, id: i64, count: usize) -> Vec<i64> {
         let after = (Bound::Excluded(id), Bound::Unbounded);
         self.leases.range(after).take(count).copied().collect()
     }
 
-    /// Adds a record. If the record does not fit into the incomplete segment, completes and returns that segment, and
+    /// Adds a record. If the record does not fit into the incomplete segment, completes and returns this segment, and
     /// adds the record to a new segment.
     ///
     /// # Errors
-    /// Fails if the record breaks a rule of the format. The recorder is then unchanged. After
+    /// Fails if the record breaks a rule of the format. The recorder then stays unchanged. After
     /// [`RecorderError::Compression`], the recorder must not be used.
     pub fn push(
         &mut self,
@@ -209,7 +209,7 @@ impl Recorder {
         Ok(sealed)
     }
 
-    /// Updates the state after a record was added.
+    /// Updates the recorder after a record was added.
     fn note(&mut self, record: &Record) {
         match record {
             Record::Transaction(it) => (self.last, self.time) = (it.revision, it.observed),
@@ -243,13 +243,13 @@ impl Recorder {
         Ok(before.into_iter().chain(self.seal()?).collect())
     }
 
-    /// The time at which the incomplete segment must be completed. `None` if there is no incomplete segment.
+    /// The time at which the incomplete segment must be completed. `None` if there is none.
     pub fn deadline(&self) -> Option<Instant> {
         let (_, since) = self.open.as_ref()?;
         Some(*since + self.limits.interval)
     }
 
-    /// Completes the incomplete segment. `None` if there is none. The caller must store the segments in their order.
+    /// Completes the incomplete segment. `None` if there is none. The caller must store the segments in order.
     ///
     /// # Errors
     /// Fails if the compression fails.

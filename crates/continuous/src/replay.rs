@@ -1,7 +1,8 @@
-//! Applies the segments of a chain to an etcd that was restored from the base: one etcd transaction for each revision.
+//! Applies the transactions of a chain to an etcd that was restored from the base. Each revision is one etcd
+//! transaction.
 //!
-//! etcd must listen on localhost for this program only. Any other change would use a revision, which the replay detects
-//! and rejects.
+//! etcd must listen only on localhost, so that only the replay writes to it. The replay fails if another change has
+//! used a revision.
 
 mod leases;
 mod operations;
@@ -15,24 +16,25 @@ use crate::chain::RangeError;
 use crate::record::{Gap, Hash, Lease, LeaseEnd, Record, Transaction};
 use crate::stored::{ReadError, Reader};
 
-/// The end of a replay.
+/// Where a replay ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// This revision.
+    /// The replay ends at this revision.
     Revision(i64),
-    /// The last transaction that the recorder received at this time or before, in microseconds since the epoch.
+    /// The replay ends at the last transaction that the recorder received at this time or before, in microseconds since
+    /// the epoch.
     Time(i64),
-    /// The end of the chain.
+    /// The replay ends at the end of the chain.
     Latest,
 }
 
 /// Options of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The end of the replay.
+    /// Where the replay ends.
     pub until: Until,
-    /// Compacts the target at the compaction revision of a recorded hash before the hashes are compared. Without this
-    /// option, only hashes with the compaction revision of the base are compared.
+    /// Whether to compact the target at the compaction revision of a recorded hash before the hashes are compared. If
+    /// false, hashes after a compaction are not compared.
     pub follow_compactions: bool,
 }
 
@@ -41,17 +43,17 @@ pub struct Options {
 pub struct Report {
     /// The revision of the target.
     pub revision: i64,
-    /// Number of transactions.
+    /// Number of applied transactions.
     pub transactions: u64,
-    /// Number of recorded hashes that match the hash of the target.
+    /// Number of recorded hashes that match the target's hash.
     pub hashes_compared: u64,
-    /// Number of recorded hashes that were not compared, because their compaction revision differs.
+    /// Number of recorded hashes that were not compared, because the target has another compaction revision.
     pub hashes_skipped: u64,
-    /// Number of recorded ends of leases that were skipped, because the lease has keys.
+    /// Number of recorded ends of leases that were skipped, because the lease still has keys.
     pub leases_kept: u64,
 }
 
-/// Why a replay failed. The target must then be discarded.
+/// Why a replay failed. The caller must then discard the target.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The chain cannot be read.
@@ -75,7 +77,7 @@ pub enum ReplayError {
     /// A call to the target failed.
     #[error("the target fails at revision {revision}")]
     Target {
-        /// The revision at which the replay failed.
+        /// The revision at which the call failed.
         revision: i64,
         /// The error of etcd.
         #[source]
@@ -91,7 +93,7 @@ pub enum ReplayError {
         /// The revision of the target.
         found: i64,
     },
-    /// A transaction got another revision than the recorded one.
+    /// The target applied a transaction at another revision than the recorded one.
     #[error("the target has revision {found} after the transaction of revision {expected}")]
     Drifted {
         /// The recorded revision.
@@ -99,7 +101,7 @@ pub enum ReplayError {
         /// The revision in the target's answer.
         found: i64,
     },
-    /// The hash of the target's keys differs from the recorded hash.
+    /// The target's hash differs from the recorded hash.
     #[error(
         "the hash of all keys at revision {revision} is {found:?}, and {expected:?} is recorded"
     )]
@@ -128,16 +130,16 @@ struct Replay<'a> {
     report: Report,
     /// The compaction revision of the target.
     compacted: i64,
-    /// Leases of the next transaction.
+    /// Leases of the next transaction, which are not granted yet.
     grants: Vec<Lease>,
-    /// Hashes and ends of leases with a revision that the replay has not reached yet.
+    /// Recorded hashes and ends of leases whose revision the target has not reached.
     waiting: Vec<Record>,
 }
 
 /// Applies the chain to the target. The target must have the revision of the base.
 ///
 /// # Errors
-/// Fails if the chain or the target fails, or if the result would differ from the recorded cluster.
+/// Fails if the chain or the target fails, or if the target would differ from the recorded cluster.
 pub async fn replay(
     reader: &mut Reader<'_>,
     target: &Target,
@@ -190,13 +192,13 @@ pub async fn replay(
     replay.finish().await
 }
 
-/// Returns a function that converts an error of the target at this revision.
+/// Returns a function that converts an error of the target into an error at this revision.
 fn at(revision: i64) -> impl Fn(etcd_client::Error) -> ReplayError {
     move |error| ReplayError::Target { revision, error }
 }
 
 impl Replay<'_> {
-    /// Whether the replay ends before this record.
+    /// Whether the replay must end before this record.
     fn is_done(&self, record: &Record) -> bool {
         let Record::Transaction(transaction) = record else {
             return false;
@@ -227,7 +229,7 @@ impl Replay<'_> {
             Record::LeaseEnd(end) => self.lease_end(end).await,
             Record::Hash(hash) => self.compare(hash).await,
             Record::Gap(gap) => match self.options.until {
-                // The caller asks for the state after all recorded changes.
+                // The replay ends at the last recorded change, which is before the gap.
                 Until::Latest => Ok(()),
                 Until::Revision(revision) if revision <= gap.after => Ok(()),
                 Until::Time(time) if time < gap.observed => Ok(()),
@@ -236,7 +238,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Processes the waiting records with a revision that the replay has reached: compares hashes and ends leases.
+    /// Processes the waiting records whose revision the target has reached: compares hashes and revokes leases.
     async fn release(&mut self) -> Result<(), ReplayError> {
         let revision = self.report.revision;
         let is_due = |record: &Record| match record {
@@ -284,7 +286,7 @@ impl Replay<'_> {
         let revision = self.report.revision;
         let is_free = self.target.revoke(end.id).await.map_err(at(revision))?;
         if !is_free {
-            // The lease has keys in the target: its ID was granted again after the recorded end. The lease stays.
+            // The lease has keys, because its ID was granted again after the recorded end. The lease stays.
             self.report.leases_kept += 1;
         }
         Ok(())
@@ -314,7 +316,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Checks that the target still has the last revision.
+    /// Checks that the target is still at the last revision.
     async fn finish(self) -> Result<Report, ReplayError> {
         let expected = self.report.revision;
         let found = self.target.revision().await.map_err(at(expected))?;

@@ -1,4 +1,4 @@
-//! Encodes and decodes whole segments. docs/internals/continuous-format.md specifies the format. Performs no I/O.
+//! Encodes and decodes whole segments, as specified in docs/internals/continuous-format.md. Performs no I/O.
 
 mod decode;
 
@@ -13,16 +13,16 @@ use crate::message;
 use crate::name::SegmentName;
 use crate::record::Record;
 
-/// Maximum length of a record's message in bytes.
+/// Maximum length in bytes of the message of a record.
 pub const MAX_MESSAGE: usize = 36 << 20;
 
-/// Maximum length of a body after decompression in bytes.
+/// Maximum length in bytes of a decompressed body.
 pub const MAX_BODY: usize = 44 << 20;
 
 /// Maximum number of records in a segment.
 pub(crate) const MAX_RECORDS: u64 = 1 << 18;
 
-/// Length in bytes of the fields before a message: its length and its checksum.
+/// Length in bytes of the two fields before a message: the length of the message and its checksum.
 pub(crate) const FRAME: usize = 8;
 
 /// A decoded segment.
@@ -32,7 +32,7 @@ pub struct Segment {
     pub header: Header,
     /// The SHA-256 of the whole object.
     pub digest: Digest,
-    /// The records in their order.
+    /// The records, in order.
     pub records: Vec<Record>,
 }
 
@@ -47,7 +47,7 @@ pub struct Sealed {
     pub object: Bytes,
 }
 
-/// The identity of a segment: all fields of the header that do not depend on the body.
+/// The fields of a header that do not depend on the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) cluster_id: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Identity {
     pub(crate) previous: Digest,
 }
 
-/// A segment that is being written. It compresses each record immediately.
+/// A segment that is being written. It compresses each record when the record is added.
 pub(crate) struct SegmentBuilder {
     identity: Identity,
     last: i64,
@@ -78,14 +78,14 @@ impl SegmentBuilder {
         })
     }
 
-    /// Whether a record fits into the segment. `length` is the length of the record's frame and message, and `limit` is
-    /// the maximum length of the body. Every record fits into an empty segment.
+    /// Whether a record fits into the segment. `length` is the length of the record with its frame, and `limit` the
+    /// maximum length of the body. An empty segment accepts every record.
     pub(crate) fn has_room(&self, length: u64, limit: u64) -> bool {
         self.records == 0
             || (self.records < MAX_RECORDS && self.body.saturating_add(length) <= limit)
     }
 
-    /// Adds an encoded record. `revision` is the revision of a transaction, and `None` for all other records.
+    /// Adds an encoded record. `revision` is the revision of a transaction. `None` for other records.
     pub(crate) fn push(&mut self, message: &[u8], revision: Option<i64>) -> io::Result<()> {
         let length = u32::try_from(message.len())
             .map_err(|_| io::Error::other("the record exceeds 4 GiB"))?;

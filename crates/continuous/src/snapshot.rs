@@ -1,4 +1,4 @@
-//! Takes the snapshot of a base, and streams it to the store.
+//! Takes the snapshot of a base and streams it to the store.
 
 use bytes::Bytes;
 use etcd::{Etcd, EtcdClient, InspectError, Inspected, Inspector};
@@ -21,10 +21,10 @@ pub enum TakeError {
     /// The snapshot cannot be stored.
     #[error("the snapshot cannot be stored")]
     Store(#[from] store::Error),
-    /// The snapshot has a revision that cannot be the revision of a base.
+    /// The revision of the snapshot cannot be the revision of a base.
     #[error("the snapshot cannot be the base of a chain")]
     Base(#[from] BaseError),
-    /// The store has another number of bytes than etcd has sent.
+    /// The store has a different number of bytes than etcd has sent.
     #[error("the store has {stored} bytes of the snapshot, and etcd has sent {sent}")]
     OtherSize {
         /// Number of bytes in the store.
@@ -32,7 +32,7 @@ pub enum TakeError {
         /// Number of bytes that etcd has sent.
         sent: u64,
     },
-    /// The member belongs to another cluster after the snapshot.
+    /// After the snapshot, the member belongs to another cluster.
     #[error("the member has joined another cluster during the snapshot")]
     ClusterChanged,
 }
@@ -40,7 +40,7 @@ pub enum TakeError {
 /// Takes a snapshot from one member, and stores it with its base. `prefix` is empty or ends with a slash.
 ///
 /// # Errors
-/// Fails if etcd or the store fails. The snapshot may then be in the store without a base.
+/// Fails if etcd or the store fails. The store may then have a snapshot without a base.
 pub async fn take_base(
     client: &EtcdClient,
     member: &str,
@@ -54,7 +54,7 @@ pub async fn take_base(
     let sent = match send(snapshot.chunks, upload.as_mut()).await {
         Ok(sent) => sent,
         Err(error) => {
-            // The first error is the cause. An upload that cannot be aborted stays until the store removes it.
+            // The first error is the cause. If the abort fails too, the store removes the upload later.
             let _ = upload.abort().await;
             return Err(error);
         }
@@ -84,7 +84,7 @@ pub async fn take_base(
     Ok(base)
 }
 
-/// Sends the snapshot to the store, and inspects it meanwhile.
+/// Sends the snapshot to the store, and inspects it at the same time.
 async fn send(
     mut chunks: impl futures::Stream<Item = Result<Bytes, etcd::Error>> + Unpin,
     upload: &mut dyn Upload,

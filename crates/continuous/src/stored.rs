@@ -13,10 +13,10 @@ use crate::name::{BASE, BaseName, SegmentName};
 use crate::segment::{MAX_BODY, Sealed, Segment};
 use crate::verify::{Verifier, VerifyError};
 
-/// Maximum size of a segment's object in bytes. Data that cannot be compressed becomes slightly larger.
+/// Maximum size of a segment's object in bytes. Incompressible data becomes slightly larger by compression.
 const MAX_OBJECT: usize = HEADER + MAX_BODY + (MAX_BODY >> 6);
 
-/// Objects up to this size are written in one request.
+/// Maximum size of an object that is written in one request.
 const ONE_REQUEST: usize = 8 << 20;
 
 /// Why a chain cannot be read.
@@ -48,7 +48,7 @@ pub enum ReadError {
         #[source]
         error: BaseError,
     },
-    /// The revision or the SHA-256 of `base.json` differs from the name of its directory.
+    /// The revision or the SHA-256 of `base.json` differs from that in the name of its directory.
     #[error("the directory of {key} belongs to another base")]
     OtherBase {
         /// The key of the object.
@@ -68,7 +68,7 @@ fn segment_key(prefix: &str, base: BaseName, segment: SegmentName) -> String {
     format!("{prefix}{base}/{segment}")
 }
 
-/// Writes a base. Its snapshot must be in the store before. `prefix` is empty or ends with a slash.
+/// Writes a base. The store must already have its snapshot. `prefix` is empty or ends with a slash.
 ///
 /// # Errors
 /// Fails if the store fails. The call can be repeated.
@@ -81,7 +81,7 @@ pub async fn write_base(
     store.put(&key, base.object.clone()).await
 }
 
-/// Writes a segment. All segments before it must be in the store. `prefix` is empty or ends with a slash.
+/// Writes a segment. The store must already have all preceding segments. `prefix` is empty or ends with a slash.
 ///
 /// # Errors
 /// Fails if the store fails. The call can be repeated.
@@ -100,7 +100,7 @@ pub async fn write_segment(
     while !rest.is_empty() {
         let chunk = rest.split_to(ONE_REQUEST.min(rest.len()));
         if let Err(error) = upload.write(chunk).await {
-            // The first error is the cause. An upload that cannot be aborted stays until the store removes it.
+            // The first error is the cause. If the abort fails too, the store removes the upload later.
             let _ = upload.abort().await;
             return Err(error);
         }
@@ -122,7 +122,7 @@ pub async fn bases(store: &dyn Store, prefix: &str) -> Result<Vec<BaseName>, Rea
     Ok(bases.into_iter().collect())
 }
 
-/// Lists the keys with this prefix, without the prefix.
+/// Lists the keys with this prefix. The result does not contain the prefix.
 async fn list(store: &dyn Store, prefix: &str) -> Result<Vec<String>, ReadError> {
     let listed = store.list(prefix).await.map_err(|error| ReadError::Store {
         key: prefix.to_owned(),
@@ -191,8 +191,8 @@ pub(crate) async fn chain(
     Ok(Chain::find(base, &names))
 }
 
-/// Reads the last segment of a chain, which a recorder continues. The segments before it are not verified. `None` if
-/// the chain has no segment. `prefix` is empty or ends with a slash.
+/// Reads the last segment of a chain, so that a recorder can continue the chain. Does not verify the preceding
+/// segments. `None` if the chain has no segment. `prefix` is empty or ends with a slash.
 ///
 /// # Errors
 /// Fails if the store fails, or if the segment is not valid.
@@ -208,8 +208,8 @@ pub async fn tip(
     read_segment(store, prefix, base, name).await.map(Some)
 }
 
-/// Reads one segment, and verifies that its SHA-256 and its last revision match its name. The links of the chain are
-/// not verified.
+/// Reads one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify that it
+/// continues the preceding segment.
 pub(crate) async fn read_segment(
     store: &dyn Store,
     prefix: &str,
@@ -226,7 +226,7 @@ pub(crate) async fn read_segment(
     }
 }
 
-/// Reads the chain of a base, one segment after another.
+/// Reads the segments of a chain in order.
 pub struct Reader<'a> {
     store: &'a dyn Store,
     prefix: String,
@@ -240,7 +240,8 @@ impl<'a> Reader<'a> {
     /// Reads a base, and lists its segments. `prefix` is empty or ends with a slash.
     ///
     /// # Errors
-    /// Fails if the store fails, or if the base is not valid. Problems of the segments are in [`Chain::faults`].
+    /// Fails if the store fails, or if the base is not valid. Problems of segments are not errors: [`Chain::faults`]
+    /// lists them.
     pub async fn open(
         store: &'a dyn Store,
         prefix: &str,

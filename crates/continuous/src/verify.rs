@@ -1,4 +1,4 @@
-//! Verifies the objects of a chain one after another. Performs no I/O.
+//! Verifies the segments of a chain in order. Performs no I/O.
 
 use crate::base::StoredBase;
 use crate::digest::Digest;
@@ -19,7 +19,7 @@ pub enum VerifyError {
         #[source]
         error: SegmentError,
     },
-    /// The object is a valid segment, but not the segment of its name.
+    /// The object is a valid segment, but its name belongs to another segment.
     #[error("the object with the name {name} contains another segment")]
     Misnamed {
         /// The name of the object.
@@ -52,7 +52,7 @@ pub enum VerifyError {
     Missing {
         /// The segment.
         name: SegmentName,
-        /// The last revision before the segment.
+        /// The last revision before the missing segments.
         last: i64,
     },
     /// The same segment was already read.
@@ -62,21 +62,21 @@ pub enum VerifyError {
         name: SegmentName,
     },
     /// The segment contains revisions that were already read.
-    #[error("segment {name} contains revisions up to {last} again")]
+    #[error("segment {name} overlaps the preceding segment, which ends at revision {last}")]
     Overlapping {
         /// The segment.
         name: SegmentName,
         /// The last revision before the segment.
         last: i64,
     },
-    /// The segment names another object as the object before it.
+    /// The segment names another object as its predecessor.
     #[error("segment {name} continues the object {found}, and not {expected}")]
     NotLinked {
         /// The segment.
         name: SegmentName,
-        /// The SHA-256 of the object before the segment.
+        /// The SHA-256 of the preceding object.
         expected: Digest,
-        /// The SHA-256 in the segment's header.
+        /// The SHA-256 that the segment's header contains.
         found: Digest,
     },
     /// The segment follows a gap.
@@ -87,7 +87,7 @@ pub enum VerifyError {
     },
 }
 
-/// Verifies the segments of one chain in their order.
+/// Verifies the segments of one chain in order.
 #[derive(Clone, Debug)]
 pub struct Verifier {
     cluster_id: u64,
@@ -98,7 +98,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Begins after the base.
+    /// Begins with the first segment after the base.
     pub fn new(base: &StoredBase) -> Self {
         Self {
             cluster_id: base.base.cluster_id.0,
@@ -114,10 +114,10 @@ impl Verifier {
         self.last
     }
 
-    /// Verifies the next object, and returns its content.
+    /// Verifies the next segment and returns its content.
     ///
     /// # Errors
-    /// Fails if the object does not continue the chain. The verifier is then unchanged.
+    /// Fails if the object does not continue the chain. The verifier then stays unchanged.
     pub fn check(&mut self, name: SegmentName, object: &[u8]) -> Result<Segment, VerifyError> {
         let segment =
             Segment::decode(object).map_err(|error| VerifyError::Invalid { name, error })?;

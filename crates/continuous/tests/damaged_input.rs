@@ -1,4 +1,4 @@
-//! Parses damaged segments, bases and names.
+//! Parses damaged segments, bases and names of objects.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -52,7 +52,7 @@ fn transaction(revision: i64) -> Record {
     })
 }
 
-/// A chain of two segments, with all kinds of records.
+/// A chain of two segments with records of all kinds.
 fn segments() -> Vec<Bytes> {
     let limits = Limits {
         interval: Duration::from_secs(1),
@@ -96,7 +96,7 @@ fn samples() -> Vec<&'static [u8]> {
     SEGMENTS.iter().map(Bytes::as_ref).collect()
 }
 
-/// Corrects length and checksums, so that a reader parses the damaged parts.
+/// Sets the length and the checksums of a damaged object, so that the reader parses its damaged parts.
 fn with_checksums(mut object: Vec<u8>) -> Vec<u8> {
     if object.len() >= HEADER {
         let (header, body) = object.split_at_mut(HEADER);

@@ -1,27 +1,28 @@
-//! TLS material and credentials with which the client connects to a cluster. They are kept in memory only.
+//! The TLS material and the credentials of the etcd client, which this module keeps only in memory.
 //!
-//! `Debug` prints only whether TLS and credentials are set (invariant 14).
+//! `Debug` prints only whether TLS material and credentials are set (invariant 14).
 
 use std::fmt;
 
 /// Access to the members of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// TLS material for `https` URLs. `None` if the cluster uses plain HTTP.
+    /// The TLS material for `https` URLs. `None` if the cluster uses plain HTTP.
     pub tls: Option<TlsAccess>,
-    /// Credentials. `None` if the cluster has no authentication.
+    /// `None` if the cluster has no authentication.
     pub credentials: Option<Credentials>,
 }
 
-/// TLS material as PEM bytes.
+/// TLS material in PEM format.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct TlsAccess {
     /// The CA certificate with which the client verifies the members' certificates.
     pub ca: Vec<u8>,
     /// The certificate chain and the key of the client. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The common name of the client's certificate. When the client enables authentication, it creates a user with this
-    /// name. `None` if the client must not create the user, because another certificate has the same common name.
+    /// The etcd user that the client creates for its certificate when it enables authentication. It has the common name
+    /// of the certificate. `None` if the client must not create a user, because other certificates may have this common
+    /// name.
     pub user: Option<String>,
 }
 
@@ -40,7 +41,7 @@ pub struct Credentials {
     pub user: String,
     /// The user's password.
     pub password: String,
-    /// Previous passwords. While the password is being changed, a previous password may still be valid in etcd.
+    /// Previous passwords, which etcd may still require while the password is being changed.
     pub former: Vec<String>,
 }
 
@@ -60,9 +61,8 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Splits an endpoint into the client URL and the host name after `#`. The operators connect to members at pod IP
-/// addresses, but certificates contain host names. The client verifies the certificate against the name after `#`. It
-/// never skips the verification.
+/// Splits an endpoint `URL#HOST` into the client URL and the host name. The URL contains a pod IP address, so the
+/// client verifies the member's certificate against the host name.
 pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
     match endpoint.split_once('#') {
         Some((url, name)) => (url, Some(name)),
@@ -74,7 +74,6 @@ pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
 mod tests {
     use super::*;
 
-    /// Invariant 14: the debug output contains no secret.
     #[test]
     fn invariant_14_debug_output_contains_no_secret() {
         let access = Access {

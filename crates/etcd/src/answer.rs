@@ -20,22 +20,22 @@ mod code {
 /// etcd's error for the promotion of a member that is already a voter.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
-/// End of etcd's error for a revision that was compacted.
+/// etcd's error for a compacted revision ends with this text.
 pub(crate) const COMPACTED: &str = "required revision has been compacted";
 
 /// etcd's errors for a user or role that already exists.
 pub(crate) const USER_EXISTS: &str = "user name already exists";
 pub(crate) const ROLE_EXISTS: &str = "role name already exists";
 
-/// End of etcd's error for a read that an election interrupts.
+/// etcd's error for a read that an election interrupts ends with this text.
 pub(crate) const LEADER_CHANGED: &str = "leader changed";
 
 /// The error with which a learner rejects every call except `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
-/// The error with which a member rejects a change of the member list because, from its view, it has not been connected
-/// to enough other members for five seconds. The member does not propose the change to the others. Although two members
-/// are connected, one may regard the other as disconnected until one of them restarts (etcd issue 14523).
+/// A member rejects a change of the member list with this error if it regards too few members as connected. The member
+/// has then not proposed the change to the other members. Of two connected members, one can regard the other as
+/// disconnected until one of them restarts (etcd issue 14523).
 pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
 
 /// Converts an error of the client library. `endpoint` is the member that was called. Returns [`Error::AnswerLost`] if
@@ -43,7 +43,7 @@ pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // Only statuses of the client library have a source error. A status from etcd has none.
+            // A status with a source error comes from the client library. A status from etcd has no source error.
             if let Some(cause) = status.source() {
                 if is_too_long(cause) {
                     let limit = MAX_ANSWER >> 10;
@@ -100,15 +100,14 @@ fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
 
 fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // Errors of closed connections contain these words. They are no TLS errors, although they contain words of TLS
-    // errors.
+    // These texts mean that the peer closed the connection. They are not TLS errors, although they contain some of
+    // `TLS_WORDS`.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
     let text = chain(cause);
     let full = format!("{endpoint}: {text}");
     let closed = CLOSED.iter().any(|word| text.contains(word));
     if !closed && TLS_WORDS.iter().any(|word| text.contains(word)) {
-        // If the TLS handshake fails, etcd has read no request. This is true even for TLS 1.3, where the client may
-        // send a request before the handshake is complete.
+        // If the TLS handshake fails, etcd has not read the request. With TLS 1.3, the client may already have sent it.
         Error::Tls(full)
     } else if is_unsent(cause) {
         Error::Unreachable(full)
@@ -132,8 +131,8 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // etcd computes the ID of a member from the peer URLs and the current second. If the ID already exists, a member
-    // with the same URLs was added within the same second.
+    // etcd computes a member ID from the peer URLs and the current second. The same ID therefore means that a member
+    // with the same URLs was added within this second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }

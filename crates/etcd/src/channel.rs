@@ -1,5 +1,4 @@
-//! The connection to a member. It adds the authentication token to every request, and limits the size of every response
-//! except a snapshot and a watch.
+//! The gRPC channel to a member. It adds the login token to requests and limits the size of responses.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::task::{Context, Poll};
@@ -17,13 +16,14 @@ use tower::{BoxError, Service};
 
 use crate::limits::MAX_ANSWER;
 
-/// The gRPC header that contains the login token (`rpctypes.TokenFieldNameGRPC`).
+/// The gRPC header with the login token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
-/// The call that issues a token. Its request contains no token, because etcd would reject an expired token.
+/// The call that issues a token. The channel adds no token to its request, because etcd would reject an expired token.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// A call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
+/// The channel does not limit the size of this response, because it is a stream of messages of at most 4 MiB each.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
-/// A call without a size limit in this module. Its response is an endless stream, and its caller limits each message.
+/// The channel does not limit the size of this response, because it is an endless stream. The caller limits each
+/// message.
 pub(crate) const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The current login token of an etcd client.
@@ -32,7 +32,7 @@ pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
 /// Creates connections to members that share the login token of one etcd client.
 pub(crate) struct MemberChannels {
     pub(crate) token: Token,
-    /// Receives the channel of the connection, for calls that the client library does not offer.
+    /// Receives the channel of the new connection. Calls that the client library does not offer use this channel.
     pub(crate) created: Option<Arc<OnceLock<MemberChannel>>>,
 }
 
@@ -55,7 +55,7 @@ impl BalancedChannelBuilder for MemberChannels {
     }
 }
 
-/// The channel of one connection, with the token of its client.
+/// The channel of one connection, with the token of its etcd client.
 #[derive(Clone)]
 pub(crate) struct MemberChannel {
     channel: tonic::transport::Channel,

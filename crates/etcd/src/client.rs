@@ -1,8 +1,7 @@
-//! The real client, based on `etcd-client`. It keeps one connection for each member, until the connection fails or is
+//! The real client, based on `etcd-client`. It keeps one connection to each member until the connection fails or is
 //! idle.
 //!
-//! The client makes no decisions about membership. It connects, sends a call within a deadline, and converts the
-//! response.
+//! The client sends each call within a deadline and converts the response. It makes no decisions about membership.
 
 mod append;
 mod auth;
@@ -73,7 +72,7 @@ impl EtcdClient {
     }
 
     fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
-        // No operation under this lock can panic and leave the map inconsistent, so a poisoned lock is safe to use.
+        // A poisoned lock is safe to use, because no operation under the lock leaves the map inconsistent.
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -133,8 +132,8 @@ impl EtcdClient {
     }
 }
 
-/// Whether the client has a certificate. If etcd has a user with the common name of the certificate, the certificate
-/// authenticates the client as this user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
+/// Whether the client has a certificate. The certificate authenticates the client if its common name is the name of an
+/// etcd user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
 fn has_certificate(access: &Access) -> bool {
     let tls = access.tls.as_ref();
     tls.is_some_and(|tls| tls.identity.is_some())

@@ -1,7 +1,8 @@
-//! An etcd cluster in memory for the operators' tests. It follows etcd's membership rules. Tests can make calls fail.
+//! An etcd cluster in memory, for the tests of the operators. It follows etcd's membership rules, and tests can make
+//! calls fail.
 //!
-//! The fake follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it regards
-//! a member that is up as connected at once.
+//! The rules are those of `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, the
+//! fake regards a member as connected as soon as it is up.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +24,7 @@ pub struct FakeMember {
     pub member: Member,
     /// Whether the member runs and is connected.
     pub up: bool,
-    /// Whether the log of the learner is close enough to the leader's log for a promotion.
+    /// Whether the learner's log is close enough to the leader's log for a promotion.
     pub caught_up: bool,
     /// The version that `status` reports.
     pub version: String,
@@ -31,7 +32,7 @@ pub struct FakeMember {
     pub revision: i64,
     /// The size of the database in bytes that `status` reports.
     pub db_size: i64,
-    /// Number of free bytes in the database. A defragmentation releases them.
+    /// Number of free bytes in the database, which a defragmentation releases.
     pub free: i64,
 }
 
@@ -42,7 +43,7 @@ pub struct FakeState {
     pub cluster_id: ClusterId,
     /// The members, in order of their addition.
     pub members: Vec<FakeMember>,
-    /// The leader. If it is down, the first voter that is up becomes the leader.
+    /// The leader. If the leader is down, the first voter that is up becomes the leader.
     pub leader: Option<MemberId>,
     /// etcd's `--max-learners`.
     pub max_learners: usize,
@@ -54,17 +55,17 @@ pub struct FakeState {
     pub compacted: i64,
     /// The chunks of a snapshot, including the SHA-256.
     pub snapshot: Vec<Bytes>,
-    /// The hash of every member's keys.
+    /// The hash that every member reports for its keys.
     pub hash: Option<KeyHash>,
-    /// The number of every member's keys.
+    /// The number of keys that every member reports.
     pub keys: Option<i64>,
     /// The result of a login. `None` if the client has no credentials.
     pub login: Option<Login>,
-    /// The health data that each health listener reports, by address and port.
+    /// The health data of each health listener. The key is the address with the port.
     pub pulses: BTreeMap<String, Pulse>,
-    /// How long a `status` call takes.
+    /// The duration of a `status` call.
     pub slow: Duration,
-    /// The results of the next calls: `Some` makes a call fail, and `None` lets the call succeed.
+    /// The results of the next calls, in order: `Some` makes a call fail, and `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -215,7 +216,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // etcd counts the new voter for the quorum. The new voter is not started yet, so it counts as not connected.
+        // etcd includes the new voter in the quorum. The new voter is not started yet, so it counts as not connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(

@@ -1,16 +1,16 @@
 //! Calculates the SHA-256 and the revision of a snapshot stream, in constant memory.
 //!
-//! A snapshot is a bbolt file (pages of fixed size, little endian) and the 32-byte SHA-256 of the file. The keys of the
-//! bucket `key` are revisions, in a tree of pages. The revision of the snapshot is the last key, which is at the right
-//! edge of the tree.
+//! A snapshot is a bbolt file (pages of fixed size, little endian), followed by the 32-byte SHA-256 of the file. The
+//! bucket `key` is a tree of pages, in which each key is a revision. The revision of the snapshot is the last key, at
+//! the right edge of the tree.
 //!
-//! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages that are not in
-//! the tree: old pages, and pages that etcd commits while it sends. Such pages may have higher revisions than the
-//! snapshot.
+//! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages outside of the
+//! tree: old pages, and pages that etcd writes while it sends the snapshot. Such pages may have higher revisions than
+//! the snapshot.
 //!
 //! The inspector therefore keeps a few bytes of each page: the last child of each branch page, and the last revision of
-//! the leaf pages with the highest revisions. At the end of the stream, it follows the right edge of the tree. Only
-//! these parts of pages are parsed. This module performs no I/O.
+//! the leaf pages with the highest revisions. At the end of the stream, the inspector follows the right edge of the
+//! tree. This module performs no I/O.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,7 +27,7 @@ pub use walk::{Revisions, WalkError};
 /// Length in bytes of the SHA-256 that follows the database in a snapshot.
 const TRAILER: usize = 32;
 
-/// The length of a database file is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
+/// The length of a database file is a multiple of this number of bytes.
 const ALIGNMENT: u64 = 512;
 
 /// Result of the inspection of a snapshot.
@@ -35,20 +35,20 @@ const ALIGNMENT: u64 = 512;
 pub struct Inspected {
     /// Size in bytes, including the SHA-256 at the end.
     pub size: u64,
-    /// SHA-256 of all bytes, including the SHA-256 at the end, as `sha256sum` prints it for the stored object.
+    /// SHA-256 of all bytes, as `sha256sum` prints it for the stored object. The bytes include the SHA-256 at the end.
     pub sha256: [u8; 32],
-    /// Whether the snapshot ends with a SHA-256. If the SHA-256 does not match, the inspection fails.
+    /// Whether the snapshot ends with a SHA-256, which then matches the content.
     pub trailer: bool,
     /// The newest revision in the snapshot, as `etcdutl snapshot status` reports it.
     pub revision: i64,
-    /// The compaction revision, 0 if the store was never compacted. It is greater than `revision` if the newest keys
-    /// were deleted and compacted. etcd then continues from the compaction revision.
+    /// The compaction revision, 0 if the store was never compacted. If the newest keys were deleted and compacted, it
+    /// is greater than `revision`, and etcd continues from it.
     pub compacted: i64,
 }
 
 impl Inspected {
-    /// The revision of an etcd that starts from this snapshot. It is at least 1, the revision of an empty store, and at
-    /// least the compaction revision.
+    /// The revision of an etcd that starts from this snapshot: the greater of `revision` and `compacted`, but at least
+    /// 1, the revision of an empty store.
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -81,7 +81,7 @@ pub enum InspectError {
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes that have arrived. Only the end of the stream shows whether they are the SHA-256 or belong to the
+    /// The last received bytes. Only at the end of the stream is it known whether they are the SHA-256 or belong to the
     /// file.
     held: Vec<u8>,
     pages: Pages,
@@ -104,7 +104,7 @@ impl Inspector {
         }
     }
 
-    /// Number of bytes that were pushed so far.
+    /// Number of bytes received so far.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -162,7 +162,7 @@ impl Inspector {
     }
 }
 
-/// A revision key that arrives later than its page, because the key is in the page's overflow pages.
+/// A revision key in the overflow pages of a page. It arrives after the page.
 struct Pending {
     page: u64,
     /// Offset of the key from the start of the file.
@@ -175,19 +175,18 @@ struct Pages {
     offset: u64,
     page_size: usize,
     buffer: Vec<u8>,
-    /// Transaction number and root page of the bucket tree, from the meta page with the greatest transaction.
+    /// Transaction number and root page of the bucket tree, from the meta page with the higher transaction number.
     root: Option<(u64, u64)>,
     /// The branch pages, each with its last child, in the order of the file.
     branches: Vec<(u64, u64)>,
     /// The pages that list buckets or contain compaction revisions, in the order of the file.
     notes: Vec<(u64, Note)>,
-    /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions
-    /// are kept.
+    /// Leaf pages as (last revision, page number). Only the `MAX_LEAVES` pages with the highest revisions are kept.
     leaves: BinaryHeap<Reverse<(i64, u64)>>,
     pending: Vec<Pending>,
 }
 
-/// The limits of the page size in bytes. bbolt uses the page size of the operating system.
+/// The minimum and maximum page size in bytes. bbolt uses the page size of the operating system.
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 
@@ -229,7 +228,7 @@ impl Pages {
         }
     }
 
-    /// Copies the missing parts of pending keys from `bytes`, and processes the keys that are then complete.
+    /// Copies the missing parts of pending keys from `bytes`, and processes the keys that become complete.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {
@@ -246,7 +245,7 @@ impl Pages {
         }
     }
 
-    /// Processes the complete page in the buffer. `later` contains the bytes after the page that have already arrived.
+    /// Processes the complete page in the buffer. `later` contains the bytes that have arrived after the page.
     fn page(&mut self, later: &[u8]) {
         let id = self.offset / self.page_size as u64 - 1;
         if id < 2 {
@@ -286,8 +285,8 @@ impl Pages {
     }
 
     fn keep_leaf(&mut self, page: u64, revision: i64) {
-        /// Maximum number of leaf pages that are kept (2 MiB of memory). The page at the right edge of the tree is
-        /// dropped only if etcd writes more leaf pages than this number while it sends the snapshot.
+        /// Maximum number of leaf pages that are kept (2 MiB of memory). The inspector loses the right edge of the tree
+        /// only if etcd writes more leaf pages than this number while it sends the snapshot.
         const MAX_LEAVES: usize = 1 << 17;
         if self.leaves.len() == MAX_LEAVES {
             if let Some(Reverse((least, _))) = self.leaves.peek()
@@ -300,7 +299,7 @@ impl Pages {
         self.leaves.push(Reverse((revision, page)));
     }
 
-    /// Returns the last revision and the compaction revision. Starts at the root of the last transaction.
+    /// Returns the last revision and the compaction revision, from the tree of the last transaction.
     fn right_edge(&self) -> Result<(i64, i64), InspectError> {
         let (_, root) = self.root.ok_or(InspectError::NotADatabase)?;
         let buckets = self.note(root).ok_or(InspectError::Broken { page: root })?;
@@ -311,7 +310,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // bbolt stores the content of a small bucket inside the root page, so the bucket has no page of its own.
+            // bbolt stores a small bucket inside the root page, so this bucket has no page of its own.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

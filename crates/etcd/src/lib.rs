@@ -1,7 +1,7 @@
-//! Access of the operators to an etcd cluster: the trait [`Etcd`], a real client, and a fake cluster for tests.
+//! Access to etcd clusters: the trait [`Etcd`], a real client, and a fake cluster for tests.
 //!
-//! Callers address members by client URL. This crate does not use Kubernetes. The client enforces a deadline for every
-//! call, so a member that does not respond delays its caller only until the deadline.
+//! Callers address members by client URL, so this crate does not use Kubernetes. Every call has a deadline, so an
+//! unresponsive member delays its caller only until the deadline.
 
 mod access;
 mod answer;

@@ -1,14 +1,14 @@
-//! Limits for responses of a member. The endpoint in an EtcdBackup may belong to a hostile server, so a response may
-//! have any size. Performs no I/O.
+//! Limits for the responses of a member. The endpoint in an EtcdBackup may belong to a hostile server, so a response
+//! may have any size. Performs no I/O.
 
-/// Maximum number of members in a list. A longer list is rejected, not shortened, because a shortened list would hide
-/// members (invariant 1).
+/// Maximum number of members in a list. A longer list is rejected, because a shortened list would hide members
+/// (invariant 1).
 pub(crate) const MAX_MEMBERS: usize = 32;
 
 /// Maximum number of client URLs of one member, and maximum number of its peer URLs.
 pub(crate) const MAX_URLS: usize = 32;
 
-/// Maximum number of client URLs in a list. Callers send requests to all URLs of a list concurrently.
+/// Maximum number of client URLs in a list. The limit exists because callers send requests to all URLs concurrently.
 const MAX_CLIENT_URLS: usize = 128;
 
 /// Maximum length of a URL or a name in bytes.
@@ -17,12 +17,11 @@ const MAX_URL: usize = 2_048;
 /// Maximum number of members to which one call is sent.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 
-/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB. A
-/// list of empty members takes 45 times its size in memory. A hostile member can keep calls open, so the operator may
-/// hold one such list for each open call.
+/// Maximum size in bytes of a response, except a snapshot or a watch. The largest response is a member list with a few
+/// KiB. A hostile list of empty members takes 45 times its size in memory, for each open call.
 pub(crate) const MAX_ANSWER: usize = 32 << 10;
 
-/// Maximum size of a snapshot in bytes. A database is limited by its quota, for which etcd recommends at most 8 GiB.
+/// Maximum size of a snapshot in bytes. etcd recommends a quota of at most 8 GiB for a database.
 pub(crate) const MAX_SNAPSHOT: u64 = 100 << 30;
 
 /// Maximum number of characters of an etcd text in a condition.
@@ -73,7 +72,7 @@ pub(crate) fn check_members<'a>(
     Ok(())
 }
 
-/// The text of a member, shortened so that it fits into a condition.
+/// Shortens a text of a member, so that it fits into a condition.
 pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }

@@ -8,20 +8,20 @@
 //! - While authentication is disabled, tokens are neither issued nor required.
 //!
 //! The client therefore requests a token from any member, and sends the token to all members. If a member does not know
-//! the token, the client requests a new token.
+//! the token, the client requests a new one.
 //!
-//! Certificates: if members require client certificates, a client whose certificate names a user needs no token.
-//! Without a quorum, no member issues a token, so a client can authenticate only with its certificate. etcd checks the
-//! certificate only if the request has no token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). The client
-//! therefore drops a token that a member does not know.
+//! Certificates: a client whose certificate names an etcd user needs no token. Without a quorum, no member issues a
+//! token, so the certificate is the only way to authenticate. etcd checks the certificate only if the request has no
+//! token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). The client therefore drops a token that a member does
+//! not know.
 //!
-//! Suspect logins: a token contains a position in the Raft log of the cluster that issued the token. If the log of a
-//! member ends before this position, the member does not reject the token, but blocks the call (`isValidSimpleToken` in
-//! `simple_token.go`). This happens if the member lags, or if it belongs to a new cluster after a restore or recovery.
-//! A login therefore becomes suspect when a member does not respond to a call.
+//! Suspect logins: a token contains a position in the Raft log. If a member's log ends before this position, the member
+//! does not reject the token, but blocks the call (`isValidSimpleToken` in `simple_token.go`). This happens if the
+//! member lags, or if a restore or recovery has replaced its cluster. A login therefore becomes suspect when a member
+//! does not respond to a call.
 //!
-//! A missing response can also have other causes. Until the client has a new token, it uses its certificate, or the
-//! suspect token if it has no certificate.
+//! A missing response can also have other causes. Until the client has a new token, it therefore authenticates with its
+//! certificate or, without a certificate, with the suspect token.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,27 +38,26 @@ use crate::channel::{MemberChannel, MemberChannels, Token};
 use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
-/// A rejected login is not repeated within this time, because each attempt makes the member compute a slow password
-/// hash.
+/// The client does not repeat a rejected login within this time, because the member computes a slow password hash for
+/// each attempt.
 const REJECTION_CACHE: Duration = Duration::from_secs(3);
-/// If no member has responded to a login, no login is attempted for this time. Calls that need no login must not wait.
+/// After a login without a response, the client attempts no login for this time, so that calls that need no login do
+/// not wait.
 const NO_ANSWER_BACKOFF: Duration = Duration::from_secs(2);
-/// After this time, the client checks again whether authentication is enabled. Until the check ends, calls use the
-/// existing token: without a quorum no member issues a new token, but a member keeps a token that is used regularly.
+/// After this time, the client checks again whether authentication is enabled. Until then, calls use the existing
+/// token.
 const LOGIN_CACHE: Duration = Duration::from_mins(4);
 
-/// A login becomes suspect only if a call had no response for at least this time. The time is shorter than the shortest
-/// timeout of a caller: the cluster operator waits 250 ms for members that are not ready, and members that block calls
-/// do not become ready. If another member responds to the same read first, the login does not become suspect
-/// ([`Session::watch`]).
+/// A login becomes suspect if a call has no response for this time. This time is shorter than the shortest timeout of a
+/// caller: the cluster operator waits 250 ms for a member that is not ready.
 const MIN_UNANSWERED: Duration = Duration::from_millis(200);
-/// Minimum time between two suspect logins, because a new login requires a password hash and an entry in the Raft log.
+/// Minimum time between two suspect logins, because each new login costs a password hash and an entry in the Raft log.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The `overtaken` flag of calls that are sent to only one member. No other member can respond first.
+/// The `overtaken` flag of a call that only one member gets. No other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login. By the number, a caller identifies the login that etcd no longer accepts.
+/// The result of a login. Its number identifies the login when a caller reports that etcd no longer accepts it.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,
@@ -75,21 +74,21 @@ struct State {
     suspect: Suspect,
 }
 
-/// A suspect login. A client without a certificate still uses it (`presented`). A client with a certificate does not
+/// A suspect login. Without a certificate, calls still use it (`presented`). With a certificate, calls do not use it
 /// (`suspended`).
 #[derive(Debug, Default)]
 struct Suspect {
     /// The time at which a login last became suspect.
     since: Option<Instant>,
-    /// The number of the suspect login that calls use until there is a new login.
+    /// The number of the suspect login that calls use until a new login exists.
     presented: Option<u64>,
-    /// The suspect login and its token. Both are unused while the certificate authenticates the client.
+    /// The suspect login and its token, which calls do not use while the certificate authenticates the client.
     suspended: Option<(LoginResult, HeaderValue)>,
 }
 
 impl State {
-    /// The login that calls may use. `None` if the login has the number `stale`, or if etcd rejected it
-    /// [`REJECTION_CACHE`] ago or earlier.
+    /// The login that calls may use. `None` if its number is `stale`, or if etcd rejected it longer than
+    /// [`REJECTION_CACHE`] ago.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));
@@ -115,7 +114,7 @@ pub(crate) struct Session {
     login_lock: tokio::sync::Mutex<()>,
     /// Number of passwords that etcd has rejected so far.
     pub(crate) rejected: AtomicUsize,
-    /// The members of the last call, from which a token may be requested. A learner among them issues no token.
+    /// The members of the last call. The client may request a token from each of them.
     members: Mutex<Vec<String>>,
 }
 
@@ -140,7 +139,7 @@ impl Session {
         }
     }
 
-    /// Connects to a member. Each call contains the current token, and the size of responses is limited.
+    /// Connects to a member. The channel adds the current token to calls, and limits the size of responses.
     pub(crate) async fn connect(
         &self,
         url: &str,
@@ -201,8 +200,8 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call with the token of this login. If the call is dropped without a response, the login becomes
-    /// suspect. If `overtaken` is set, another member has accepted the token, and the login does not become suspect.
+    /// Watches a call with the token of this login. If the caller drops the call before a response, the login becomes
+    /// suspect. If `overtaken` is set, another member has accepted the token, so the login stays valid.
     pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
@@ -237,13 +236,13 @@ impl Session {
         }
     }
 
-    /// Returns the suspect login, so that the caller replaces it. Only the first caller gets the login.
+    /// Returns the suspect login to the first caller, which replaces the login.
     pub(crate) fn take_suspect(&self) -> Option<u64> {
         self.found().suspect.presented.take()
     }
 
-    /// Uses the suspended login again, because the certificate does not authenticate the client. Returns the number of
-    /// the login.
+    /// Uses the suspended login again, because the certificate does not authenticate the client. Returns the login's
+    /// number.
     pub(crate) fn restore_login(&self) -> Option<u64> {
         let mut known = self.found();
         if known.found.is_some() {
@@ -266,7 +265,7 @@ impl Session {
         known.usable(None).map(|(_, number)| number)
     }
 
-    /// Drops the token. Without a token, etcd checks the certificate.
+    /// Drops the token, so that etcd checks the certificate.
     pub(crate) fn drop_token(&self) {
         let mut known = self.found();
         (known.found, known.suspect.suspended) = (None, None);
@@ -277,14 +276,15 @@ impl Session {
         self.with_certificate
     }
 
-    /// Forgets the login, because authentication was changed. Also ends the back-off of logins.
+    /// Forgets the login and ends the back-off of logins, because authentication was changed.
     pub(crate) fn forget(&self) {
         let mut known = self.found();
         (known.found, known.no_answer_since) = (None, None);
         (known.suspect.presented, known.suspect.suspended) = (None, None);
     }
 
-    /// Returns the current login, unless it is `stale`. Otherwise logs in at `endpoint`, and then at the other members.
+    /// Returns the current login, unless its number is `stale`. Otherwise logs in at `endpoint`, and then at the other
+    /// members.
     pub(crate) async fn ensure<A, F>(
         &self,
         endpoint: &str,
@@ -369,7 +369,7 @@ impl Session {
     }
 }
 
-/// A call without a response so far.
+/// A call that has no response yet.
 pub(crate) struct PendingCall<'a> {
     session: &'a Session,
     login: Option<u64>,
@@ -378,7 +378,7 @@ pub(crate) struct PendingCall<'a> {
 }
 
 impl PendingCall<'_> {
-    /// Marks the call as answered. The result of the call does not matter.
+    /// Marks the call as answered, whether it succeeded or failed.
     pub(crate) fn answered(mut self) {
         self.login = None;
     }
@@ -411,9 +411,8 @@ fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Er
     }
 }
 
-/// Logs in at one member with the first password that the member accepts. `rejected` is the number of passwords that
-/// etcd has already rejected. If the login times out, the next login skips these passwords, because the member computes
-/// a slow password hash for each password.
+/// Logs in at one member with the first password that the member accepts. Skips the first `rejected` passwords, because
+/// etcd has rejected them in an earlier login that timed out. Each password costs a slow password hash.
 pub(crate) async fn log_in(
     client: &Client,
     credentials: &Credentials,
@@ -434,7 +433,8 @@ pub(crate) async fn log_in(
                     rejected.store(0, Ordering::Relaxed);
                     return Answer::Off;
                 }
-                // etcd returns these errors both for an unknown user and for a user without a password.
+                // etcd returns these errors for a wrong password, for an unknown user, and for a user without a
+                // password.
                 if !text.contains("authentication failed") && !text.contains("no password") {
                     return Answer::Unavailable;
                 }
@@ -449,7 +449,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // For some calls, older etcd releases report a rejected token with one of these texts and the code `Unknown`.
+    // For some calls, older etcd releases reject a token with one of these texts and the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

@@ -42,7 +42,7 @@ impl fmt::Display for MemberId {
 /// One entry of etcd's member list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The ID of the member. Calls that change the membership contain this ID.
+    /// The ID of the member, which identifies it in membership changes.
     pub id: MemberId,
     /// The name. Empty until the member has started for the first time.
     pub name: String,
@@ -50,12 +50,11 @@ pub struct Member {
     pub peer_urls: Vec<String>,
     /// The client URLs. Empty until the member has started for the first time.
     pub client_urls: Vec<String>,
-    /// Whether the member is a learner. A learner receives the log, but has no vote.
+    /// Whether the member is a learner. A learner receives the log, but does not vote.
     pub is_learner: bool,
 }
 
-/// A member list. The list from [`Etcd::members`] is linearizable, and the list from [`Etcd::local_members`] may be
-/// stale.
+/// A member list. The list from [`Etcd::members`] is linearizable. The list from [`Etcd::local_members`] may be stale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
     /// The cluster ID in the response header.
@@ -64,10 +63,10 @@ pub struct Members {
     pub members: Vec<Member>,
 }
 
-/// The status of one member (`Maintenance.Status`). The member answers without a quorum.
+/// The status that one member reports about itself (`Maintenance.Status`). The member responds even without a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The cluster ID in the response header: the cluster of the member, as the member reports it.
+    /// The ID of the member's cluster, from the response header.
     pub cluster_id: ClusterId,
     /// The ID of the member that responded, from the response header.
     pub member_id: MemberId,
@@ -81,9 +80,10 @@ pub struct Status {
     pub revision: i64,
     /// The Raft term that the member reports.
     pub raft_term: u64,
-    /// The index of the last raft entry that the member knows to be committed. Before etcd 3.4: applied.
+    /// The index of the last Raft entry that the member knows to be committed. Before etcd 3.4, the index of the last
+    /// applied entry.
     pub raft_index: u64,
-    /// The index of the last raft entry that the member has applied. Zero before etcd 3.4.
+    /// The index of the last Raft entry that the member has applied. Zero before etcd 3.4.
     pub raft_applied_index: u64,
     /// Size of the database file in bytes.
     pub db_size: i64,
@@ -93,22 +93,23 @@ pub struct Status {
     pub errors: Vec<String>,
     /// The storage version of the member's data, such as `3.6.0`. `None` before etcd 3.6.
     pub storage_version: Option<String>,
-    /// The target version of an enabled downgrade, such as `3.5`. `None` without a downgrade and before etcd 3.6.
+    /// The target version of an enabled downgrade, such as `3.5`. `None` if no downgrade is enabled, and before etcd
+    /// 3.6.
     pub downgrade: Option<String>,
 }
 
-/// Health data from a member's listener for health and metrics. This listener opens earlier than the client listener.
+/// Health data from a member's listener for health and metrics. etcd opens this listener before the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulse {
     /// The ID of the member that responded.
     pub member_id: MemberId,
-    /// Whether the member knows a leader. A learner never starts an election, so it reports a leader even after it has
-    /// lost the connection to the leader.
+    /// Whether the member knows a leader. A learner reports a leader even after it has lost the connection to the
+    /// leader, because a learner never starts an election.
     pub has_leader: bool,
-    /// The index of the last raft entry that the member has applied.
+    /// The index of the last Raft entry that the member has applied.
     pub raft_applied_index: u64,
-    /// The members with which this member has a connection. The member notices a broken connection at once, or after
-    /// 5 s without data.
+    /// The members to which this member is connected. The member detects a broken connection at once, or after 5 s
+    /// without data.
     pub peers: BTreeSet<MemberId>,
 }
 
@@ -135,15 +136,15 @@ pub struct Alarm {
 pub struct Added {
     /// The ID that etcd has assigned to the new member.
     pub id: MemberId,
-    /// The member list after the addition, for the flag `--initial-cluster` of the new member.
+    /// The member list after the addition, from which the caller builds `--initial-cluster` of the new member.
     pub members: Members,
 }
 
-/// etcd's hash of the keys at a revision (`HashKV`). Two hashes are comparable if their revisions and their compaction
-/// revisions are equal, even if the versions of etcd differ.
+/// etcd's hash of the keys at a revision (`HashKV`). Two hashes are comparable if they have the same revision and the
+/// same compaction revision. The etcd versions may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyHash {
-    /// CRC-32C of all revisions of all keys that are not compacted.
+    /// CRC-32C of all key revisions that are not compacted.
     pub hash: u32,
     /// The compaction revision, 0 if the store was never compacted.
     pub compacted: i64,
@@ -164,7 +165,7 @@ pub enum Login {
 
 /// A snapshot stream: the database file, and then its 32-byte SHA-256.
 pub struct Snapshot {
-    /// The chunks as the member sends them, including the SHA-256.
+    /// The chunks in the order in which the member sends them, including the SHA-256.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
     /// The etcd version in the stream. `None` before etcd 3.6.
     pub version: Option<String>,
@@ -173,19 +174,18 @@ pub struct Snapshot {
 /// Why an etcd call failed. The texts never contain credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// No member could be reached. The member list is then unknown, not empty (invariant 1).
+    /// No member could be reached. The member list is unknown, not empty (invariant 1).
     #[error("no member could be reached: {0}")]
     Unreachable(String),
-    /// A member was reached, but did not respond within the deadline. A linearizable call without a quorum fails with
+    /// A member was reached, but did not respond within the deadline. Without a quorum, linearizable calls fail with
     /// this error.
     #[error("no answer within the deadline from {0}")]
     Timeout(String),
-    /// The connection broke after a change was sent. etcd may have applied the change, so the client does not send it
-    /// again (`EtcdClient::change`).
+    /// The connection broke after a change was sent. etcd may have applied the change, so the client does not repeat it
+    /// (`EtcdClient::change`).
     #[error("the answer to a change was lost, and etcd may have applied the change: {0}")]
     AnswerLost(String),
-    /// etcd rejects the call temporarily, for example with `unhealthy cluster` or `too many learners`, or because a
-    /// learner is not ready, or because there is no leader.
+    /// etcd rejects the call temporarily, for example because a learner is not ready, or because there is no leader.
     #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
     /// No member with this ID is in the member list.
@@ -200,16 +200,15 @@ pub enum Error {
     /// The TLS handshake failed or a certificate is invalid.
     #[error("TLS: {0}")]
     Tls(String),
-    /// An error that no other variant describes: a response of etcd, or a response that the client rejects.
+    /// Any other error: an error response of etcd, or a response that the client rejects.
     #[error("the call to etcd failed: {0}")]
     Other(String),
 }
 
 /// Calls to an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
-/// `via` lists client URLs of members. A read is sent to these members one after another until a member responds. A
-/// change is sent to the next member only if the last member certainly did not receive it, or rejects it because the
-/// member is a learner or has not been connected to the others for five seconds.
+/// `via` lists client URLs of members. A read is sent to one member after another until a member responds. A change is
+/// sent to the next member only if the previous member certainly did not apply it.
 #[async_trait]
 pub trait Etcd: Send + Sync {
     /// Returns the linearizable member list.
@@ -219,22 +218,22 @@ pub trait Etcd: Send + Sync {
     /// Returns the health data of one member. `health` is an address with a port, such as `10.0.0.7:2381`. The request
     /// uses neither TLS nor credentials.
     async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
-    /// Returns the local member list of one member. The member answers without a quorum, so the list may be stale. Use
-    /// this call only while there is no quorum.
+    /// Returns the local member list of one member, even without a quorum. The list may be stale, so call this function
+    /// only while there is no quorum.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
     /// Disarms an alarm. Succeeds if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
-    /// if this revision is already compacted.
+    /// if they are already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Appends entries to the Raft log until this member has applied the entry `until`, for about ten seconds at most.
-    /// The caller repeats the call until `raft_applied_index` has reached `until`. The entries do not change keys,
-    /// revisions, leases or alarms.
+    /// Appends entries to the Raft log until this member has applied the entry with the index `until`, for about ten
+    /// seconds at most. The caller repeats the call until `raft_applied_index` reaches `until`. The entries do not
+    /// change keys, revisions, leases or alarms.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
-    /// Defragments the database file of one member. The member answers no other call meanwhile. After a timeout, the
-    /// defragmentation continues, and a second call waits for its end.
+    /// Defragments the database file of one member. During the defragmentation, the member answers no other call. After
+    /// a timeout, the defragmentation continues, and a second call waits for its end.
     async fn defragment(&self, member: &str) -> Result<(), Error>;
     /// Adds a member that has not started yet.
     async fn add_member(
@@ -254,30 +253,28 @@ pub trait Etcd: Send + Sync {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
     /// Removes a member. Fails with `MemberNotFound` if the member is not in the list.
     async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
-    /// Moves the leadership to another voter. `leader` is the client URL of the current leader.
+    /// Moves the leadership to the voter `to`. `leader` is the client URL of the current leader.
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error>;
-    /// Enables a downgrade to the previous minor release, such as `3.5`, after etcd has validated it. `None` cancels
-    /// the downgrade. Requires etcd 3.6.
+    /// Enables a downgrade to the previous minor release, such as `3.5`, if etcd accepts it. `None` cancels the
+    /// downgrade. Requires etcd 3.6.
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
-    /// Returns the result of a login with the client's credentials. The result may be some minutes old. `None` if the
-    /// client has no credentials. A login requires a quorum.
+    /// Returns the result of a login with the client's credentials, which may be some minutes old. `None` if the client
+    /// has no credentials. A login requires a quorum.
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
-    /// Enables authentication with the client's own user as `root`. Creates the user or sets its password, grants the
-    /// role `root`, and then enables authentication. Each step is idempotent.
+    /// Enables authentication. First creates the client's user or sets its password, and grants it the role `root`.
+    /// Each step is idempotent.
     async fn enable_auth(&self, via: &[String]) -> Result<(), Error>;
     /// Disables authentication. Users and roles remain.
     async fn disable_auth(&self, via: &[String]) -> Result<(), Error>;
-    /// Sets the password of the client's own user to the current password of the credentials.
+    /// Sets the password of the client's user in etcd to the current password of the credentials.
     async fn change_password(&self, via: &[String]) -> Result<(), Error>;
-    /// Streams a snapshot from one member. The deadline limits the time between two chunks, not the duration of the
-    /// stream.
+    /// Streams a snapshot from one member. The deadline limits the time between two chunks, not the whole stream.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
     /// Returns the hash of one member's keys at a revision. `None` if the member has compacted this revision. The
-    /// member answers without a quorum. While it reads its whole database for the hash, it applies no entries.
+    /// member responds even without a quorum. While it computes the hash, it applies no entries.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
     /// Returns the number of one member's keys at a revision. `None` if the member has compacted this revision. The
-    /// member answers without a quorum. etcd counts in its index in memory and reads no values. Writes wait meanwhile,
-    /// for about 0.1 s per million keys.
+    /// member responds even without a quorum. It counts in memory, and delays writes by about 0.1 s per million keys.
     async fn key_count(&self, member: &str, revision: i64) -> Result<Option<i64>, Error>;
 }
 
@@ -285,7 +282,7 @@ pub trait Etcd: Send + Sync {
 mod tests {
     use super::*;
 
-    /// The operators compare IDs in statuses as text, so IDs that start with a zero must always have the same format.
+    /// The operators compare IDs in statuses as text, so the same ID must always have the same format.
     #[test]
     fn cluster_and_member_ids_have_no_leading_zeros() {
         assert_eq!(

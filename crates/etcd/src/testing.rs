@@ -1,7 +1,7 @@
 //! Starts real etcd processes for tests, with free loopback ports and temporary directories. Dropping the handle ends
 //! the process.
 //!
-//! For tests only. If etcd is not installed, the test is not skipped. It fails with the command that installs etcd.
+//! For tests only. If etcd is not installed, the test fails with the command that installs it.
 #![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
 
 use std::fs::File;
@@ -24,8 +24,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the server of a minor version such as `3.6`, which the testbed has built. For `3.4`, the package of the
-    /// system is also used. The environment variable `ETCD_BIN` overrides the path.
+    /// Finds the etcd server of a minor version such as `3.6`, which the testbed has built. For `3.4`, the system's
+    /// package is accepted too. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
         let built = || built(&format!("etcd-{minor}-"), "etcd");
@@ -64,7 +64,7 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// Finds a program of the testbed, in the newest directory of its cache whose name starts with `prefix`.
+/// Finds a program in the newest directory of the testbed's cache whose name starts with `prefix`.
 pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?
@@ -84,10 +84,9 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A port that no other test program uses. Test programs run concurrently, so a port that the system assigns for a
-/// moment could soon be used by another program or connection. These ports are below the range from which the system
-/// assigns ports (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file
-/// lock, which the system releases when the process ends.
+/// Returns a port that no other test program uses. The ports are below `ip_local_port_range`, so the system does not
+/// assign them to other connections. Each process reserves blocks of ports with file locks, which the system releases
+/// when the process ends.
 pub fn free_port() -> u16 {
     static PORTS: Mutex<Ports> = Mutex::new(Ports {
         locks: Vec::new(),
@@ -109,7 +108,7 @@ const PORTS_PER_BLOCK: u16 = 32;
 const BLOCK_COUNT: u16 = 500;
 
 struct Ports {
-    /// Lock files of the reserved blocks of ports. They stay locked until the process ends.
+    /// Lock files of the reserved port blocks, which stay locked until the process ends.
     locks: Vec<File>,
     left: Range<u16>,
 }
@@ -150,9 +149,9 @@ pub struct EtcdProcess {
 /// Options for the start of a member.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Flags in addition to those for name, directory, URLs and cluster.
+    /// Flags of etcd, in addition to name, directory, URLs and cluster.
     pub flags: Vec<String>,
-    /// The existing members that the new member joins, each as `name=peer URL`.
+    /// The existing members of the cluster that the new member joins, each as `name=peer URL`.
     pub join: Vec<String>,
 }
 
@@ -239,7 +238,7 @@ impl EtcdProcess {
         );
     }
 
-    /// Starts a member that was added to an existing cluster with `peer_url`. Does not wait.
+    /// Starts a member that was added to an existing cluster with `peer_url`. Does not wait until it serves.
     pub fn join(programs: &Programs, name: &str, peer_url: &str, start: &Start) -> Self {
         Self::spawn(programs, name, peer_url, start, "existing")
     }
@@ -280,7 +279,7 @@ impl EtcdProcess {
             }
             match client.status(&self.client_url).await {
                 Ok(status) if status.leader.is_some() => return true,
-                // This client has no certificates. If the member uses TLS, the client can only check whether the port
+                // This client has no CA certificate. If the member uses TLS, the client can only check whether the port
                 // is open.
                 Err(crate::Error::Tls(_)) if self.listens() => return true,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -301,7 +300,7 @@ impl EtcdProcess {
         let _ = self.child.wait();
     }
 
-    /// Kills the process, and starts it again with its data. Does not wait.
+    /// Kills the process and starts it again with its data. Does not wait until it serves.
     pub fn restart(&mut self) {
         self.kill();
         self.child = self.command.spawn().expect("etcd can be run");
@@ -315,7 +314,7 @@ impl EtcdProcess {
         let _ = self.child.wait();
     }
 
-    /// Stops the process, and starts another release with the same options and data. Does not wait.
+    /// Stops the process and starts another release with the same options and data. Does not wait until it serves.
     pub fn change_release(&mut self, programs: &Programs) {
         self.stop();
         let log = self.dir.path().join("log");

@@ -8,10 +8,10 @@ use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, Login, Membe
 use futures::TryStreamExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// How long a test waits for any condition.
+/// How long a test waits for a condition.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// Deadlines for tests of unanswered calls. They are not longer than the deadlines of the cluster operator.
+/// Deadlines for tests of unanswered calls, at most as long as those of the cluster operator.
 const QUICK: Deadlines = Deadlines {
     connect: Duration::from_millis(500),
     status: Duration::from_millis(1500),
@@ -62,7 +62,7 @@ fn client(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::with_deadlines(access, PATIENT)
 }
 
-/// Options with a fast password hash. On a busy machine, the default hash takes longer than the deadline of a call.
+/// Options with a fast password hash. On a busy machine, the default hash takes longer than a call may take.
 fn cheap_hashes() -> Start {
     Start {
         flags: vec!["--bcrypt-cost=4".to_owned()],
@@ -99,8 +99,7 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
     answered(whole).await
 }
 
-/// Invariant 21: while authentication is enabled, clients with the password have full access, and other clients have no
-/// access. Each step is idempotent.
+/// Invariant 21: while authentication is enabled, only clients with the password have access. Each step is idempotent.
 #[tokio::test]
 async fn invariant_21_auth_is_enabled_and_disabled_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -140,7 +139,7 @@ async fn invariant_21_auth_is_enabled_and_disabled_on_every_minor() {
     }
 }
 
-/// Invariant 21: after a crash in any step, the next attempt completes with the current password.
+/// Invariant 21: after a crash in any step, the next attempt enables authentication with the current password.
 #[tokio::test]
 async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -193,12 +192,12 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // After the loss of a member, calls to the remaining members and a snapshot from them log in again.
+    // After the loss of a member, the client logs in again for calls and snapshots of the other members.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
 
-/// A learner requires a token, but issues none.
+/// A learner requires a token, but issues no tokens.
 #[tokio::test]
 async fn learner_accepts_token_of_voter() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -304,7 +303,7 @@ async fn certificate_that_names_user_authenticates_without_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // The first client has logged in before. The second is new. The third has a certificate and no password.
+        // The first client is logged in, the second is new, and the third has a certificate but no password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -331,7 +330,7 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 
 async fn leaderless(client: &EtcdClient, member: &str) {
     // The first time limit is twice the operator's timeout for members that are not ready, because the test machine may
-    // be busy. The limit grows with each attempt, but stays below the login timeout.
+    // be busy. Each attempt has a longer limit, up to the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -344,7 +343,7 @@ async fn leaderless(client: &EtcdClient, member: &str) {
     }
 }
 
-/// The client's token comes from another cluster with a longer log. The member therefore blocks calls with this token.
+/// The token comes from another cluster with a longer Raft log, so the member blocks calls with this token.
 #[tokio::test]
 async fn token_that_blocks_calls_is_replaced() {
     let mut blocked = 0;
@@ -368,7 +367,7 @@ async fn token_that_blocks_calls_is_replaced() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // On a slow machine, the login may already be suspect before this call.
+            // On a slow machine, the client may already have replaced the suspect login, so the call may succeed.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));
@@ -383,8 +382,8 @@ async fn token_that_blocks_calls_is_replaced() {
     assert!(blocked > 0, "no member blocked a call");
 }
 
-/// Without a quorum, a missing response does not mean that the login is invalid. The client keeps the login, because no
-/// member issues a new token.
+/// Without a quorum, no member issues a new token. The client therefore keeps its login although a call has no
+/// response.
 #[tokio::test]
 async fn login_is_kept_while_no_member_issues_token() {
     for minor in ["3.4", "3.6"] {
@@ -408,7 +407,7 @@ async fn login_is_kept_while_no_member_issues_token() {
     }
 }
 
-/// Members keep tokens in memory. After a restart of all members, no member knows the token.
+/// Members keep tokens only in memory. After a restart of all members, no member knows the token.
 #[tokio::test]
 async fn login_survives_restart_of_all_members() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {

@@ -1,4 +1,4 @@
-//! Parses damaged databases and metrics. The originals come from real members.
+//! Parses damaged databases and damaged metrics of real members.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 /// Length of the SHA-256 after a database.
 const TRAILER: usize = 32;
 const PAGE: usize = 4096;
-/// Length of the start of a page, which contains its header and its first elements.
+/// Length of the beginning of a page, with the page's header and first elements.
 const HEAD: usize = 256;
 
 /// The part of etcd's metrics that the operator reads, as etcd 3.6 writes it.
@@ -40,8 +40,8 @@ fn databases() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// Databases with damage at the start of pages, where the headers and the elements are. The length does not change,
-/// because a database with a wrong length would be rejected at once.
+/// Databases with damage at the beginning of pages, where the headers and elements are. The length stays the same,
+/// because a wrong length is rejected at once.
 fn with_damaged_pages() -> impl Strategy<Value = Vec<u8>> {
     let change = (
         any::<Index>(),
@@ -66,7 +66,7 @@ fn inspect(database: &[u8], chunk: usize) -> Result<Inspected, InspectError> {
     inspector.finish()
 }
 
-/// Inspects a database in one piece, in chunks, and in a file.
+/// Inspects a database as a whole, in chunks, and as a file.
 fn read(database: &[u8], chunk: usize) {
     let whole = bounded(|| inspect(database, database.len().max(1)));
     assert_eq!(bounded(|| inspect(database, chunk)), whole);
@@ -112,7 +112,7 @@ proptest! {
         let pulse = bounded(|| runtime.block_on(ask(answer)));
         prop_assert!(pulse.is_some() || !whole);
         if let Some(pulse) = pulse {
-            // The undamaged sample names two peers. Damage may turn another line into the name of a peer.
+            // The original metrics have two peers. Random damage can turn only a few other lines into peers.
             prop_assert!(pulse.peers.len() < 10, "{:?}", pulse);
         }
     }

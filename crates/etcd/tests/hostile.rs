@@ -77,7 +77,7 @@ async fn member_list_of_hostile_etcd_is_accepted_at_limit() {
     );
 }
 
-/// The hostile member announces a message of 3 MiB, which the client library alone would accept.
+/// The hostile member announces a message of 3 MiB, which the client library would accept without the limit.
 #[tokio::test]
 async fn long_responses_of_hostile_etcd_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
@@ -94,7 +94,7 @@ async fn long_responses_of_hostile_etcd_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 32 KiB"), "{error}");
     }
-    // The client library receives at most the limit, and the bytes in its HTTP/2 flow-control windows.
+    // For each call, the client library receives at most the limit and the bytes of its HTTP/2 flow-control windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
@@ -143,7 +143,7 @@ async fn snapshot_of_empty_messages_from_hostile_etcd_times_out() {
 
 #[tokio::test]
 async fn failing_call_is_sent_to_limited_number_of_members() {
-    // No process listens at port 1, so every attempt fails.
+    // No process listens at port 1, so every connection fails.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))
         .collect();
@@ -185,7 +185,7 @@ async fn endless_metrics_of_hostile_etcd_are_limited() {
             .contains("longer than that of an etcd member"),
         "{error}"
     );
-    // The client receives at most the limit, and some MiB in the buffers of the sockets.
+    // The client receives at most the limit and some MiB in the socket buffers.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 20 * MIB, "{sent} bytes");
 }

@@ -1,5 +1,5 @@
-//! Answers of etcd are lost after etcd has received a change. The client must not send the change again. The client
-//! sends a change to another member only after a rejection that proves that etcd did not apply the change.
+//! Tests in which the client gets no answer to a change that etcd has received. The client must not repeat the change,
+//! and may send it to another member only after a rejection that proves that etcd did not apply it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 
-/// Long deadlines, because a busy machine needs more time. No test waits for one of them.
+/// Long deadlines, because a busy machine needs more time. No test reaches a deadline.
 const PATIENT: Deadlines = Deadlines {
     connect: Duration::from_secs(30),
     status: Duration::from_secs(30),
@@ -30,8 +30,8 @@ const PATIENT: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// A proxy in front of one member. It forwards every call, and breaks the connection instead of forwarding the answer
-/// to a call whose method is in `lost`. It rejects the calls whose method is in `unhealthy`.
+/// A proxy in front of one member. For the methods in `lost`, it forwards the call and then closes the connection
+/// without an answer. It rejects the calls of the methods in `unhealthy`.
 struct Proxy {
     url: String,
     state: Arc<State>,
@@ -41,7 +41,7 @@ struct Proxy {
 struct State {
     /// The methods whose answers are lost, such as `MemberAdd`.
     lost: Mutex<Vec<&'static str>>,
-    /// The methods that the proxy itself rejects with etcd's error `unhealthy cluster`.
+    /// The methods that the proxy rejects with etcd's error `unhealthy cluster`, without forwarding them.
     unhealthy: Mutex<Vec<&'static str>>,
     /// The methods of all calls that the proxy has forwarded or rejected, in order.
     received: Mutex<Vec<String>>,
@@ -64,13 +64,13 @@ impl Proxy {
         Self { url, state }
     }
 
-    /// Loses the answers to these methods from now on, and forgets the received calls.
+    /// From now on, loses the answers to these methods. Clears the list of received calls.
     fn lose(&self, methods: &[&'static str]) {
         self.state.received.lock().unwrap().clear();
         *self.state.lost.lock().unwrap() = methods.to_vec();
     }
 
-    /// Rejects these methods from now on, as a member does that regards another member as disconnected.
+    /// From now on, rejects these methods, like a member that regards another member as disconnected.
     fn reject(&self, methods: &[&'static str]) {
         *self.state.unhealthy.lock().unwrap() = methods.to_vec();
     }
@@ -94,7 +94,7 @@ async fn forward_connection(near: TcpStream, target: &str, state: Arc<State>) {
     loop {
         let call = tokio::select! {
             call = near.accept() => call,
-            // Leaving the loop drops the connection, so the client gets no answer.
+            // The end of this loop drops the connection, so the client gets no answer.
             () = broken.notified() => break,
         };
         let Some(Ok((request, respond))) = call else {
@@ -133,7 +133,7 @@ async fn forward_call(
     state.received.lock().unwrap().push(method.clone());
     let (head, mut body) = answer.await?.into_parts();
     if state.lost.lock().unwrap().iter().any(|one| *one == method) {
-        // etcd has answered, so it has applied the change. The proxy now drops the answer.
+        // etcd has processed the call. The proxy drops the answer.
         broken.notify_one();
         return Ok(());
     }
@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, as if it were two members of a cluster. The client sends each call to `first` before
-/// `second`, because only `first` has answered an earlier call.
+/// One member behind two proxies, which looks like a cluster of two members. The client calls `first` before `second`,
+/// because `first` has already answered a call.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,
@@ -167,7 +167,7 @@ struct Pair {
 
 impl Pair {
     async fn start(programs: &Programs, lost: &[&'static str]) -> Self {
-        // A low bcrypt cost makes the test fast, because the default password hash is slow.
+        // A low bcrypt cost makes the test fast.
         let start = Start {
             flags: vec!["--bcrypt-cost=4".to_owned()],
             ..Start::default()
@@ -191,7 +191,8 @@ impl Pair {
         [self.member.client_url.clone()]
     }
 
-    /// Checks that the client reports a lost answer. Only the first proxy must have received the call, exactly once.
+    /// Asserts that the client reports a lost answer, and that only the first proxy has received the call, exactly
+    /// once.
     fn assert_sent_once<T: std::fmt::Debug>(&self, answer: Result<T, Error>, method: &str) {
         let counts = (self.first.count(method), self.second.count(method));
         assert_eq!(counts, (1, 0), "{method}: {answer:?}");
@@ -226,7 +227,7 @@ async fn membership_changes_are_not_repeated_after_lost_answers() {
         assert_eq!(list.len(), 2, "{minor}");
 
         let promoted = client.promote_member(&via, learner).await;
-        // etcd rejects the promotion of a learner that has not started. The proxy drops this answer too.
+        // etcd rejects the promotion, because the learner has not started. The proxy drops this answer too.
         pair.assert_sent_once(promoted, "MemberPromote");
         let next = peer();
         let updated = client.update_member(&via, learner, &next).await;
@@ -274,7 +275,8 @@ fn root(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::with_deadlines(access, PATIENT)
 }
 
-/// Each lost answer ends the call. The next call continues, and etcd receives each change at most once in a call.
+/// A lost answer ends the call, and a second call completes the change. Within one call, etcd receives each request at
+/// most once.
 #[tokio::test]
 async fn auth_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
@@ -302,7 +304,7 @@ async fn auth_changes_are_not_repeated_after_lost_answers() {
     }
 }
 
-/// A read changes nothing, so the next member gets it after every failure.
+/// A read changes nothing, so after every failure the client sends it to the next member.
 #[tokio::test]
 async fn read_is_sent_to_next_member_after_lost_answer() {
     for minor in MINORS {
@@ -316,8 +318,8 @@ async fn read_is_sent_to_next_member_after_lost_answer() {
     }
 }
 
-/// A member that refuses connections, or that is a learner, has applied no change. The client then sends the change to
-/// the next member.
+/// A member that refuses the connection or that is a learner has not applied the change. The client then sends the
+/// change to the next member.
 #[tokio::test]
 async fn next_member_gets_change_if_first_refuses_connection_or_is_learner() {
     for minor in MINORS {
@@ -344,8 +346,8 @@ async fn next_member_gets_change_if_first_refuses_connection_or_is_learner() {
     }
 }
 
-/// A member can wrongly regard another member as disconnected until one of them restarts (etcd issue 14523). It then
-/// rejects all changes of the member list. The client sends the change to the next member.
+/// A member can wrongly regard another member as disconnected (etcd issue 14523), and then rejects all changes of the
+/// member list. The client sends the change to the next member.
 #[tokio::test]
 async fn next_member_gets_change_that_one_member_rejects_as_unhealthy() {
     let pair = Pair::start(&Programs::find("3.6"), &[]).await;
@@ -354,7 +356,7 @@ async fn next_member_gets_change_that_one_member_rejects_as_unhealthy() {
     pair.first.reject(&["MemberAdd", "MemberRemove"]);
     let added = client.add_member(&via, &peer(), true).await.unwrap();
     assert_eq!(counts("MemberAdd"), (1, 1));
-    // The second proxy has responded last, so it now comes first, and rejects the change as well.
+    // The second proxy has responded last, so the client now calls it first. It rejects the change too.
     pair.second.reject(&["MemberRemove"]);
     let removed = client.remove_member(&via, added.id).await;
     let rejected =

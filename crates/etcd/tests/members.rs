@@ -19,11 +19,11 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
         .collect()
 }
 
-/// [`is_quick`] makes at most this number of attempts.
+/// Maximum number of attempts of [`is_quick`].
 const ATTEMPTS: usize = 5;
 
-/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays some attempts. A call
-/// that is always too slow fails in every attempt.
+/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays some attempts, so only a
+/// call that is too slow in every attempt fails.
 async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     let mut times = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -38,7 +38,7 @@ async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     panic!("no attempt took less than {limit:?}: {times:?}");
 }
 
-/// Repeats a call until it succeeds. Members do not respond during an election, or on a busy machine.
+/// Repeats a call until it succeeds, because members do not respond during an election.
 async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
     let began = Instant::now();
     loop {
@@ -109,8 +109,8 @@ async fn health_listener_reports_same_data_as_status_call() {
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
 }
 
-/// A learner reports a leader even if it has no connection to the leader. The operators must therefore not rely on
-/// `has_leader` of a learner.
+/// A learner reports a leader even without a connection to the leader, so the operators must not rely on a learner's
+/// `has_leader`.
 #[tokio::test]
 async fn learner_reports_leader_after_losing_connection() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -129,7 +129,7 @@ async fn learner_reports_leader_after_losing_connection() {
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // On a busy machine, the learner may have its connection long before it has applied its first entry.
+                // The learner may be connected long before it has applied its first entry.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -181,10 +181,10 @@ async fn membership_changes_follow_etcd_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner does not answer a linearizable request for the member list, so the client must call the next member.
+    // A learner rejects a linearizable request for the member list, so the client must call the next member.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
-    // The second promotion succeeds too, although the member is already a voter.
+    // The second promotion must succeed too, although the member is already a voter.
     for _ in 0..2 {
         while let Err(error) = client.promote_member(&via, added.id).await {
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
@@ -198,8 +198,7 @@ async fn membership_changes_follow_etcd_rules() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // On a busy machine, the leadership transfer may exceed its deadline. The test therefore reads the leader
-    // afterwards.
+    // The transfer may exceed its deadline on a busy machine, so the test waits for the new leader below.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
@@ -211,7 +210,7 @@ async fn membership_changes_follow_etcd_rules() {
     assert!(matches!(unknown, Err(Error::MemberNotFound)), "{unknown:?}");
 }
 
-/// Invariant 1: without a quorum, the list is unknown and not empty.
+/// Invariant 1: without a quorum, the member list is unknown, not empty.
 #[tokio::test]
 async fn invariant_1_member_list_is_unknown_without_quorum() {
     let programs = Programs::find("3.6");
@@ -245,14 +244,14 @@ async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // Each attempt uses a new client, because a client remembers the member that responded first.
+    // Each attempt needs a new client, because a client remembers the member that responded first.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();
         client.members(&via).await.map(|_| client)
     });
     let client = first.await.unwrap();
-    // The client sends its next call to the member that responded first.
+    // The client calls the member that responded first, so the next call is quick.
     let limit = Duration::from_millis(500);
     let next = is_quick(limit, async || client.members(&via).await);
     next.await.unwrap();
@@ -321,7 +320,7 @@ async fn tls_and_authentication_errors_are_reported() {
     );
 }
 
-/// Forwards a port of the IPv6 loopback address to a member. A pod in an IPv6 cluster has such an address.
+/// Forwards a port of the IPv6 loopback address to a member, because a pod in an IPv6 cluster has an IPv6 address.
 async fn over_ipv6(url: &str) -> String {
     let target = url.trim_start_matches("http://").to_owned();
     let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();

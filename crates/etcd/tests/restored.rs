@@ -1,5 +1,5 @@
-//! Tests with real etcd processes whose restored data requires a login: the revision, the number of keys and their hash
-//! can be read without a login.
+//! Tests with real etcd processes whose restored data requires a login. The revision, the number of keys and their hash
+//! must be readable without a login.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -41,10 +41,10 @@ async fn restored_data_is_read_without_login() {
         let (peer, metrics) = (host(&process.peer_url), host(&url));
         let found = served(&peer, &metrics, 3, LIMIT).await.unwrap();
         assert_eq!((found.revision, found.keys), (4, Some(2)), "{minor}");
-        // `served` must return the hash at the requested revision, as in the manifest of a backup.
+        // `served` must return the hash at the requested revision, which the manifest of a backup contains.
         assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
         assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
-        // The number of keys in the manifest of a backup is the number at its revision.
+        // The manifest of a backup contains the number of keys at its revision.
         for (revision, keys) in [(2, 1), (3, 2), (4, 2)] {
             let counted = root.key_count(&url, revision).await.unwrap();
             assert_eq!(counted, Some(keys), "{minor}: revision {revision}");
@@ -52,7 +52,8 @@ async fn restored_data_is_read_without_login() {
         assert!(root.key_count(&url, 9).await.is_err(), "{minor}");
         root.compact(std::slice::from_ref(&url), 4).await.unwrap();
         assert_eq!(root.key_count(&url, 3).await.unwrap(), None, "{minor}");
-        // For a revision that etcd does not have, `served` must fail. It must not return the hash of another revision.
+        // If etcd does not have the requested revision, `served` must fail, and not return the hash of another
+        // revision.
         let error = served(&peer, &metrics, 9, LIMIT).await.unwrap_err();
         assert!(error.to_string().contains("400"), "{minor}: {error}");
     }

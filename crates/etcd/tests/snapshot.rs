@@ -1,4 +1,4 @@
-//! Tests of the inspector with real databases. `etcdutl snapshot status` must report the same revisions.
+//! Tests of the inspector with real databases. It must find the same revisions as `etcdutl snapshot status`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -24,7 +24,7 @@ fn inspect(bytes: &[u8], mut chunk: impl FnMut() -> usize) -> Result<Inspected, 
     inspector.finish()
 }
 
-/// The revision that etcd's own tool reports for the file.
+/// The revision that `etcdutl` reports for the file.
 fn etcdutl(programs: &Programs, file: &Path) -> i64 {
     let output = Command::new(programs.etcdutl())
         .args(["snapshot", "status", "-w", "json"])
@@ -48,7 +48,7 @@ async fn snapshot(etcd: &EtcdProcess) -> Vec<u8> {
 }
 
 /// Compares the inspection of one snapshot with etcdutl and with the server. The inspector gets the snapshot as a
-/// whole, and in chunks of many sizes.
+/// whole, and then in chunks of several sizes.
 async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> Inspected {
     let before = EtcdClient::new(Access::default())
         .status(&etcd.client_url)
@@ -66,7 +66,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // `Revisions::of_file` reads only a few pages of the file, and must return the same revisions.
+    // `Revisions::of_file` reads only a few pages, but must return the same revisions.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -77,7 +77,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
         "the file has {whole:?}, but the server reports revision {}",
         before.revision
     );
-    // The test uses small chunks only for small files. For large files, small chunks would take too long.
+    // Small chunks would take too long for large files.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -137,7 +137,7 @@ async fn many_databases(minor: &str, seed: u64) {
     let programs = Programs::find(minor);
     let rng = &mut StdRng::seed_from_u64(seed);
     for largest in [10, 900, 20_000, 600_000] {
-        // `--unsafe-no-fsync` makes etcd faster. The test needs only the content of the file, not its durability.
+        // `--unsafe-no-fsync` makes etcd faster. The test does not need a durable file.
         let start = Start {
             flags: vec!["--unsafe-no-fsync".to_owned()],
             ..Start::default()
@@ -149,7 +149,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // The large value has several overflow pages. The small value is stored after the large one.
+        // The large value takes several overflow pages. The small value is stored after it.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -193,14 +193,13 @@ async fn inspection_returns_compaction_revision_if_newest_keys_are_deleted() {
     assert_eq!(inspected.compacted, 3);
 }
 
-/// The file contains pages that etcd writes during the transfer. These pages do not belong to the snapshot.
+/// etcd writes pages during the transfer. These pages are in the file, but do not belong to the snapshot.
 #[tokio::test]
 async fn concurrent_writes_do_not_change_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
-    // These writes, and their deletion below, create free pages. etcd reuses the free pages for the writes during the
-    // snapshot.
+    // These writes and their deletion below create free pages, which etcd reuses for the writes during the snapshot.
     for index in 0..3000 {
         client
             .put(format!("/k/{index}"), vec![b'v'; 8000], None)
@@ -240,7 +239,7 @@ async fn concurrent_writes_do_not_change_snapshot_revision() {
     for _ in 0..4 {
         let before = port.status(&etcd.client_url).await.unwrap().revision;
         let stream = port.snapshot(&etcd.client_url).await.unwrap();
-        // The test reads the snapshot slowly, so that etcd commits many times during the transfer.
+        // The test reads slowly, so that etcd commits many times during the transfer.
         let mut chunks = stream.chunks;
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.try_next().await.unwrap() {
@@ -284,7 +283,7 @@ async fn database_file_without_checksum_is_inspected() {
     assert!(!inspected.trailer);
 }
 
-/// The inspection of a damaged file returns a result or an error, and never panics.
+/// The inspection of a damaged file must return a result or an error, and must not panic.
 #[tokio::test]
 async fn inspection_of_damaged_file_never_panics() {
     let programs = Programs::find("3.6");
@@ -293,13 +292,13 @@ async fn inspection_of_damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // Without the checksum, the reader does not notice the damage before it parses the pages.
+    // The test removes the checksum. With it, the inspector would reject every damaged file before it parses the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // In half of the rounds, all damaged bytes are in page headers.
+            // In half of the rounds, the damage is only in page headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };

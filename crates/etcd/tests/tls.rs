@@ -1,4 +1,4 @@
-//! The client verifies the certificates of members with the host name in the endpoint and with the CA.
+//! The client verifies a member's certificate with the CA and with the host name in the endpoint.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -63,14 +63,14 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
     client.status(endpoint).await.unwrap_err()
 }
 
-/// Invariant 20: at an IP address, the client verifies that the certificate contains the host name in the endpoint. It
-/// always verifies that the CA issued the certificate.
+/// Invariant 20: the certificate of a member at an IP address must contain the host name in the endpoint. The CA of the
+/// client must have issued the certificate.
 #[tokio::test]
 async fn invariant_20_client_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");
-    // The TLS handshake succeeds, although the call gets no response afterwards.
+    // The member completes the TLS handshake, but never answers the call.
     let good = answer(&one.pem, &format!("{address}#db-a.prod.svc")).await;
     assert!(!matches!(good, Error::Tls(_)), "{good:?}");
     for (ca, endpoint) in [

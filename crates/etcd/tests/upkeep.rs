@@ -11,7 +11,7 @@ const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 /// Size of a value in bytes: an eighth of the quota.
 const VALUE: usize = 1 << 20;
 
-/// Overwrites one key until etcd rejects the write. The history of the key fills the database.
+/// Overwrites one key until etcd rejects the write, because the old values fill the database.
 async fn fill(url: &str) -> i64 {
     let mut client = Client::connect([url], None).await.unwrap();
     for _ in 0..100 {
@@ -49,10 +49,10 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // The loop requests the alarms, which triggers a commit. etcd updates the size of its database only with a
-        // commit.
+        // etcd updates the reported database size only at a commit, and a request for the alarms triggers a commit.
         let begun = Instant::now();
-        // etcd 3.4 commits only after writes, and a full database rejects writes. The loop therefore skips etcd 3.4.
+        // etcd 3.4 commits only after a write, which a full database rejects. The test therefore skips this wait for
+        // 3.4.
         loop {
             if minor == "3.4" {
                 break;
@@ -81,8 +81,8 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 }
 
 /// Invariant 29: etcd 3.7 does not start if entries of etcd 3.5 follow the last snapshot in its Raft log.
-/// `append_entries` makes etcd 3.6 save a new snapshot. If this test fails because a later etcd 3.7 starts without the
-/// new snapshot, `append_entries` and the invariant can be removed.
+/// `append_entries` makes etcd 3.6 save a new snapshot. If a later etcd 3.7 starts without this snapshot, the test
+/// fails, and `append_entries` and the invariant are no longer needed.
 #[tokio::test]
 async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
     const SNAPSHOT_COUNT: u64 = 500;

@@ -19,7 +19,7 @@ async fn client(etcd: &EtcdProcess) -> Client {
         .unwrap()
 }
 
-/// Waits for a number of events. Returns the events and the number of batches that are fragments.
+/// Waits for a number of events. Returns them, and the number of batches that are fragments.
 async fn events(watch: &mut Watch, count: usize) -> (Vec<WatchEvent>, usize) {
     let (mut events, mut fragments) = (Vec::new(), 0);
     while events.len() < count {
@@ -77,7 +77,7 @@ async fn watch_delivers_all_properties_of_changes() {
     }
 }
 
-/// The events of one revision have more than 2 MiB.
+/// The events of one revision have more than 2 MiB, so etcd splits them.
 #[tokio::test]
 async fn large_revision_is_delivered_in_fragments() {
     for minor in MINORS {
@@ -124,7 +124,7 @@ async fn compacted_revision_ends_the_watch() {
 }
 
 #[tokio::test]
-async fn follower_reports_progress_and_end_of_connection() {
+async fn watch_on_follower_reports_progress_and_broken_connection() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let reader = EtcdClient::new(Access::default());
@@ -138,11 +138,12 @@ async fn follower_reports_progress_and_end_of_connection() {
         }
     }
     let url = members[follower].client_url.clone();
-    // etcd sends no notification to a watch that starts after the member's revision.
+    // The watch starts at revision 1, because etcd sends no notification to a watch that starts after the member's
+    // revision.
     let mut watch = reader.watch(&url, 1).await.unwrap();
     let batch = loop {
         watch.request_progress().await.unwrap();
-        // etcd ignores the request until it has read the events that the watch has missed.
+        // etcd ignores the request until the watch has received all past events.
         if let Ok(batch) = timeout(Duration::from_millis(500), watch.next()).await {
             break batch.unwrap();
         }
@@ -153,7 +154,7 @@ async fn follower_reports_progress_and_end_of_connection() {
     writer.put("key", "", None).await.unwrap();
     let (found, _) = events(&mut watch, 1).await;
     assert_eq!(found[0].revision, 2);
-    // A second request may still be unanswered, so a notification may come before the end.
+    // The loop above may have sent several requests, so another notification may come before the error.
     members[follower].kill();
     let ended = loop {
         let next = timeout(Duration::from_secs(30), watch.next()).await;

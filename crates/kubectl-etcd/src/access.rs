@@ -1,4 +1,4 @@
-//! Access to Kubernetes with the kubeconfig of kubectl, and the Kubernetes requests that several commands share.
+//! Access to Kubernetes with the kubeconfig of kubectl, and the requests that several commands share.
 
 use std::fmt::Debug;
 
@@ -61,7 +61,7 @@ impl Access {
         })
     }
 
-    /// The client for one resource type in the namespace of the command.
+    /// The client for one kind in the command's namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
@@ -69,7 +69,7 @@ impl Access {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Returns the same client with another namespace.
+    /// Returns a copy of this client for another namespace.
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Access {
         }
     }
 
-    /// The name of an object for error messages: `etcdcluster/main in namespace prod`.
+    /// The name of an object for messages, such as `etcdcluster/main in namespace prod`.
     pub fn named<K: Resource<DynamicType = ()>>(&self, name: &str) -> String {
         let kind = K::kind(&()).to_lowercase();
         format!("{kind}/{name} in namespace {}", self.namespace)
@@ -88,7 +88,7 @@ impl Access {
         format!("{} in namespace {}", K::plural(&()), self.namespace)
     }
 
-    /// Reads the object `name` in the namespace of the command.
+    /// Reads the object `name` in the command's namespace.
     ///
     /// # Errors
     /// Fails if the object does not exist or cannot be read.
@@ -103,7 +103,7 @@ impl Access {
         answer.map_err(failed("get", self.named::<K>(name)))
     }
 
-    /// Reads the object `name` in the namespace of the command. `None` if it does not exist.
+    /// Reads the object `name` in the command's namespace. Returns `None` if it does not exist.
     ///
     /// # Errors
     /// Fails if the object cannot be read.
@@ -118,7 +118,7 @@ impl Access {
         answer.map_err(failed("get", self.named::<K>(name)))
     }
 
-    /// Lists the objects in the namespace that match the label selector.
+    /// Lists the objects in the command's namespace that match the label selector.
     ///
     /// # Errors
     /// Fails if the list cannot be read.
@@ -143,7 +143,7 @@ impl Access {
         self.get(name).await
     }
 
-    /// The pods of the members of a cluster, sorted by name.
+    /// Lists the pods of a cluster's members, sorted by name.
     ///
     /// # Errors
     /// As [`Access::list`].
@@ -153,7 +153,7 @@ impl Access {
         Ok(pods)
     }
 
-    /// All EtcdBackups of the namespace.
+    /// Lists all EtcdBackups in the command's namespace.
     ///
     /// # Errors
     /// As [`Access::list`].
@@ -161,7 +161,7 @@ impl Access {
         self.list("").await
     }
 
-    /// All EtcdRestores of the namespace.
+    /// Lists all EtcdRestores in the command's namespace.
     ///
     /// # Errors
     /// As [`Access::list`].
@@ -191,8 +191,7 @@ impl Access {
         answer.map_err(failed("patch", self.named::<K>(name)))
     }
 
-    /// Asks the API server whether it would create the object of a manifest. Creates nothing. Unknown fields are
-    /// errors.
+    /// Checks a manifest with a dry run of the API server. Creates nothing. Unknown fields are errors.
     ///
     /// # Errors
     /// Fails if the API server rejects the object.
@@ -203,7 +202,7 @@ impl Access {
             + Debug
             + DeserializeOwned,
     {
-        // `PostParams` of kube has no field for the validation of fields.
+        // kube's `PostParams` has no field for `fieldValidation`.
         let request = http::Request::post(format!(
             "{}?dryRun=All&fieldManager={MANAGER}&fieldValidation=Strict",
             self.api::<K>().resource_url()
@@ -218,7 +217,7 @@ impl Access {
             .map_err(failed("create", self.named::<K>(name)))
     }
 
-    /// Creates the object, and returns the object that the API server stored.
+    /// Creates the object, and returns it as the API server stored it.
     ///
     /// # Errors
     /// Fails if the API server rejects the object.
@@ -238,8 +237,7 @@ impl Access {
         answer.map_err(failed("create", self.named::<K>(&object.name_any())))
     }
 
-    /// Deletes the object, with its UID as a precondition: an object that was created later under the same name is not
-    /// deleted.
+    /// Deletes the object with its UID as a precondition, so that a later object with the same name is not deleted.
     ///
     /// # Errors
     /// Fails if the API server rejects the request.

@@ -1,5 +1,5 @@
-//! Functions for commands that change a cluster: they detect a GitOps tool that manages the cluster, and describe the
-//! progress of a change. Performs no I/O.
+//! Functions that commands with changes share: they detect GitOps tools, and describe the progress of a change.
+//! Performs no I/O.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, find, is_true};
@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::console::Look;
 use crate::error::Error;
 
-/// The name of the GitOps tool that applies the object from a Git repository. Such a tool reverts changes by other
-/// clients. `None` if no known tool manages the object.
+/// The name of the GitOps tool that manages the object and reverts changes by other clients. `None` if no known tool
+/// manages the object.
 pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     let has = |key: &str| {
         let maps = [&metadata.labels, &metadata.annotations];
@@ -25,7 +25,7 @@ pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     has("meta.helm.sh/release-name").then_some("Helm")
 }
 
-/// A warning if a GitOps tool would revert the change of a field.
+/// A warning if a GitOps tool could revert the change of a field. `None` if no known tool manages the cluster.
 pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
     let tool = gitops_tool(&cluster.metadata)?;
     Some(format!(
@@ -34,7 +34,7 @@ pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
 }
 
 /// The error if the operator would not apply a change now, because the cluster is paused or a restore is running.
-/// `None` if the operator would apply the change.
+/// Otherwise `None`.
 pub fn blocked(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if cluster.spec.paused {
@@ -64,7 +64,7 @@ pub fn is_observed(cluster: &EtcdCluster) -> bool {
     observed.is_some() && observed == cluster.metadata.generation
 }
 
-/// One line about the state of the cluster and the next step of the operator.
+/// Describes the state of the cluster and the operator's next step in one line.
 pub fn progress(cluster: &EtcdCluster) -> String {
     let Some(status) = &cluster.status else {
         return "no status yet".to_owned();
@@ -81,8 +81,8 @@ pub fn progress(cluster: &EtcdCluster) -> String {
     text
 }
 
-/// `Done` if the cluster matches its spec and `also` returns true. `Failed` if the cluster does not continue until a
-/// user acts. Otherwise `Waiting`.
+/// Returns `Done` if the cluster matches its spec and `also` returns true, `Failed` if a user must act, and otherwise
+/// `Waiting`.
 pub fn look(cluster: &EtcdCluster, also: impl Fn(&EtcdCluster) -> bool) -> Look {
     let conditions = cluster.conditions();
     if !is_observed(cluster) {

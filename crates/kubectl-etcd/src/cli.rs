@@ -96,9 +96,9 @@ pub enum Command {
     Plan(ClusterArgs),
     /// Change the version of etcd, if the operator allows this upgrade or downgrade.
     Upgrade(UpgradeArgs),
-    /// Stop all changes of the operator to a cluster (spec.paused).
+    /// Stop the operator from changing a cluster (spec.paused).
     Pause(ChangeArgs),
-    /// End a pause.
+    /// End the pause of a cluster, so that the operator changes it again.
     Resume(ChangeArgs),
     /// Stop all members of a cluster and keep their volumes (spec.hibernate).
     Hibernate(ChangeAndWaitArgs),
@@ -114,7 +114,7 @@ pub enum Command {
     MoveLeader(MoveLeaderArgs),
     /// Show what a recovery of a lost quorum would lose, and approve the recovery.
     Recover(ChangeAndWaitArgs),
-    /// Make a backup now, with the store of an existing EtcdBackup or of the options.
+    /// Make a backup now, in the store of an existing EtcdBackup or in the store that the options name.
     Backup(BackupArgs),
     /// Restore a cluster from a backup.
     Restore(RestoreArgs),
@@ -381,7 +381,7 @@ pub struct LogsArgs {
     /// Follow the logs until you stop the command.
     #[arg(short, long, conflicts_with_all = ["previous", "operators"])]
     pub follow: bool,
-    /// Show the logs of the previous containers.
+    /// Show the logs of the containers before their last restart.
     #[arg(short, long)]
     pub previous: bool,
     /// Number of last log lines of each container.

@@ -35,8 +35,8 @@ use crate::error::Result;
 /// Fails with an error that names the object and the remedy.
 pub async fn run(cli: Cli) -> Result<u8> {
     if let Command::Completion(args) = &cli.command {
-        // The generated script completes the command `kubectl-etcd` in the shell. kubectl does not use this script: it
-        // completes a plugin with a program `kubectl_complete-etcd`.
+        // The script completes the command `kubectl-etcd` in a shell. kubectl does not use it, because kubectl
+        // completes a plugin with a program named `kubectl_complete-etcd`.
         let mut command = Cli::command();
         clap_complete::generate(
             args.shell,
@@ -73,7 +73,7 @@ pub async fn run(cli: Cli) -> Result<u8> {
     Ok(0)
 }
 
-/// Creates the object. With `--wait`, waits until `look` returns `Done` or `Failed` for the object.
+/// Creates the object. With `--wait`, waits until `look` returns `Done` or `Failed`.
 async fn create<K>(
     access: &Access,
     object: &K,

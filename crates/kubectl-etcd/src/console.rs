@@ -1,4 +1,4 @@
-//! Output to the terminal: colors, confirmations, and the progress of waits.
+//! Terminal output: colors, confirmations, and the progress of waits.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use crate::cli::{Consent, Output};
 use crate::error::{Error, Result};
 use crate::text::{Paint, Tone};
 
-/// Time between two reads of the object that a command waits for.
+/// Time between two reads of an awaited object.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Standard output has colors if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is not
-/// `dumb`.
+/// Enables colors on standard output if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
+/// not `dumb`.
 pub fn paint() -> Paint {
     Paint(std::io::stdout().is_terminal() && wants_colors())
 }
 
-/// Standard error has colors under the same conditions as [`paint`].
+/// Enables colors on standard error under the conditions of [`paint`].
 pub fn paint_errors() -> Paint {
     Paint(std::io::stderr().is_terminal() && wants_colors())
 }
@@ -39,15 +39,15 @@ pub fn say(text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Prints a line about the progress to standard error, so that standard output contains only the result.
+/// Prints a line about the progress to standard error, because standard output must contain only the result.
 pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// The value as JSON or YAML. `None` for the formats `table` and `wide`, which the caller prints.
+/// Formats the value as JSON or YAML. Returns `None` for `table` and `wide`, which the caller formats.
 ///
 /// # Errors
-/// Fails if the value cannot be written in this form.
+/// Fails if the value cannot be converted to this format.
 pub fn machine_readable(value: &impl Serialize, output: Output) -> Result<Option<String>> {
     match output {
         Output::Table | Output::Wide => Ok(None),
@@ -60,10 +60,10 @@ pub fn machine_readable(value: &impl Serialize, output: Output) -> Result<Option
     }
 }
 
-/// Asks the user to confirm `question`. Returns true if the command may make its change, and false with `--dry-run`.
+/// Asks the user to confirm `question`. Returns true if the user confirms, and false with `--dry-run`.
 ///
 /// # Errors
-/// Fails if the user does not confirm, or if standard input is no terminal and `--yes` is missing.
+/// Fails if the user does not confirm, or if standard input is not a terminal and `--yes` is missing.
 pub fn confirm(question: &str, consent: Consent) -> Result<bool> {
     if consent.dry_run {
         say("dry run: nothing was changed")?;
@@ -89,7 +89,7 @@ pub fn confirm(question: &str, consent: Consent) -> Result<bool> {
     }
     Err(Error::refused(
         "not confirmed, nothing was changed",
-        "answer y to go on",
+        "answer y to continue",
     ))
 }
 
@@ -97,22 +97,21 @@ fn is_yes(answer: &str) -> bool {
     matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
 }
 
-/// The state of an object for which a command waits.
+/// The state of an awaited object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The object has not reached the awaited state yet. The text describes its current state.
+    /// The object is not in the awaited state yet. The text describes its current state.
     Waiting(String),
-    /// The object has reached the awaited state.
+    /// The object is in the awaited state.
     Done(String),
-    /// The object has failed and will not reach the awaited state.
+    /// The object has failed and cannot reach the awaited state.
     Failed(String),
 }
 
-/// Reads an object every second until it has reached the awaited state. Prints each change of its state to standard
-/// error.
+/// Reads an object every second until it is in the awaited state. Prints each change of its state to standard error.
 ///
 /// # Errors
-/// Fails if the object fails, or if the time limit ends.
+/// Fails if the object has failed, or if the time limit has ended.
 pub async fn wait(
     object: &str,
     goal: &'static str,
@@ -149,7 +148,7 @@ pub async fn wait(
     }
 }
 
-/// An error as the user sees it, with its remedy.
+/// Formats an error with its remedy for the user.
 pub fn error_text(error: &Error, paint: Paint) -> String {
     let text = format!("{} {}", paint.paint("error:", Tone::Bad), error.chain());
     match error.remedy() {

@@ -1,4 +1,4 @@
-//! Errors for the user. Each error names the failed step, the object and the remedy, and has an exit code.
+//! Errors for users. Each error names the failed step, the object and the remedy, and has an exit code.
 
 use std::path::PathBuf;
 
@@ -6,9 +6,9 @@ use thiserror::Error;
 
 /// Exit code of a failed command.
 pub const CODE_FAILED: u8 = 1;
-/// Exit code if the command was refused before it changed anything, or if the user did not confirm the change.
+/// Exit code if the command was refused or not confirmed, so that nothing was changed.
 pub const CODE_REFUSED: u8 = 3;
-/// Exit code if the time limit ended before the object reached the awaited state.
+/// Exit code if a wait has reached its time limit.
 pub const CODE_TIMEOUT: u8 = 4;
 /// Exit code if the awaited object failed.
 pub const CODE_ENDED_BADLY: u8 = 5;
@@ -30,9 +30,9 @@ pub enum Error {
     Request {
         /// The verb of the request: get, list, patch, create, delete.
         verb: &'static str,
-        /// The object, such as `etcdcluster/main in namespace prod`.
+        /// The object of the request, such as `etcdcluster/main in namespace prod`.
         object: String,
-        /// The response of the API server, or the failure of the connection.
+        /// The error response of the API server, or the error of the connection.
         #[source]
         source: Box<kube::Error>,
     },
@@ -41,49 +41,49 @@ pub enum Error {
     Missing {
         /// The object, such as `etcdcluster/main`.
         object: String,
-        /// How the user can correct the problem.
+        /// What the user must do.
         remedy: String,
     },
-    /// The command was refused before it changed anything.
+    /// The command was refused, and nothing was changed.
     #[error("{message}")]
     Refused {
         /// Why the command was refused.
         message: String,
-        /// How the user can correct the problem.
+        /// What the user must do.
         remedy: String,
     },
-    /// A command in a container could not be started, or did not end within its time limit.
+    /// etcdctl could not be started in a container, or did not end within its time limit.
     #[error("cannot run etcdctl in pod {pod}: {message}")]
     Exec {
         /// Name of the pod.
         pod: String,
-        /// Why etcdctl could not be run.
+        /// Why etcdctl could not be started.
         message: String,
     },
-    /// etcdctl ended with an error.
+    /// etcdctl ended with an exit code that is not 0.
     #[error("etcdctl failed for member {member}: {message}")]
     Etcdctl {
         /// Name of the member.
         member: String,
-        /// The output of etcdctl.
+        /// The error message of etcdctl.
         message: String,
     },
     /// The local etcdctl cannot be started.
     #[error("etcdctl cannot be started on this machine")]
     Local(#[source] std::io::Error),
-    /// A wait took longer than its time limit.
+    /// An object did not reach the awaited state within the time limit.
     #[error("{object} did not become {goal} within {seconds} s: {last}")]
     TimedOut {
         /// The object, such as `etcdcluster/main`.
         object: String,
-        /// The state for which the command waited, such as `ready`.
+        /// The awaited state, such as `ready`.
         goal: &'static str,
         /// The time limit of the wait.
         seconds: u64,
         /// The last observed state of the object.
         last: String,
     },
-    /// The object ended with a failure.
+    /// The awaited object has failed.
     #[error("{object} failed: {message}")]
     EndedBadly {
         /// The object, such as `etcdcluster/main`.
@@ -117,7 +117,7 @@ impl Error {
         }
     }
 
-    /// How the user can correct the problem. `None` for errors without a known remedy.
+    /// What the user must do. `None` if the remedy is unknown.
     pub fn remedy(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(_) | Self::Client(_) => Some(
@@ -138,7 +138,7 @@ impl Error {
         }
     }
 
-    /// The exit code with which the program ends after this error.
+    /// The exit code of the program for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused { .. } => CODE_REFUSED,
@@ -154,14 +154,13 @@ impl Error {
         if let Self::Request { source, .. } = self
             && let kube::Error::Api(answer) = source.as_ref()
         {
-            // The error text of kube contains all fields of the API server's response. This line returns only the
-            // message of the response.
+            // kube's error text contains all fields of the response. The message of the response is enough for a user.
             return format!("{text}: {}", answer.message);
         }
         let mut next = std::error::Error::source(self);
         while let Some(cause) = next {
             let cause_text = cause.to_string();
-            // Some libraries include the text of the cause in the error itself. Such a cause is not added again.
+            // Some errors already contain the text of their cause.
             if !text.contains(&cause_text) {
                 text.push_str(": ");
                 text.push_str(&cause_text);
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_and_timeout_and_failure_have_own_exit_codes() {
+    fn refusal_timeout_and_failure_have_different_exit_codes() {
         let refused = Error::refused("a", "b");
         let timeout = Error::TimedOut {
             object: "a".into(),

@@ -1,4 +1,4 @@
-//! Runs etcdctl in the container of a member, or the etcdctl of this machine through a port-forward.
+//! Runs etcdctl in the container of a member, or the local etcdctl through a port-forward.
 
 mod forward;
 mod local;
@@ -18,10 +18,10 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::members;
 
-/// Size of the two buffers between the API server and the plugin, one in each direction.
+/// Size in bytes of each of the two buffers between the API server and the plugin.
 const BUFFER: usize = 64 * 1024;
 
-/// The output and the exit code of an etcdctl process that has ended.
+/// The output and the exit code of etcdctl.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// Standard output.
@@ -32,10 +32,9 @@ pub struct Ended {
     pub code: u8,
 }
 
-/// True if etcdctl needs a user and a password. The command then runs the etcdctl of this machine instead of the
-/// etcdctl in the container. Arguments of a command in a container appear in the audit log of the API server, so they
-/// must not contain a password. Standard input cannot pass the password either, because the images of etcd contain no
-/// shell that could read it.
+/// True if etcdctl needs a user and a password, so that the local etcdctl must run. In a container, the password would
+/// be in the arguments, which the audit log of the API server records. Standard input is no alternative, because etcd's
+/// images contain no shell.
 pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     let names_user = args
         .iter()
@@ -48,11 +47,11 @@ pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     !off && !names_user
 }
 
-/// Runs etcdctl for one member and returns its output. If the cluster has authentication, the etcdctl of this machine
-/// runs, otherwise the etcdctl in the container of the member.
+/// Runs etcdctl for one member and returns its output. Runs the local etcdctl if the cluster has authentication, and
+/// otherwise the etcdctl in the member's container.
 ///
 /// # Errors
-/// Fails if etcdctl cannot be run within the time limit. An exit code that is not 0 is no error.
+/// Fails if etcdctl cannot be run within the time limit. Does not fail if the exit code is not 0.
 pub async fn run(
     access: &Access,
     cluster: &EtcdCluster,
@@ -67,11 +66,10 @@ pub async fn run(
     run_without_user(access, pod, endpoints, args, limit).await
 }
 
-/// Runs etcdctl in the container of a member, even if the cluster has authentication. Use it for requests that etcd
-/// accepts without a user.
+/// Runs etcdctl in the container of a member, for requests that etcd accepts without a user.
 ///
 /// # Errors
-/// As [`run`].
+/// Fails like [`run`].
 pub async fn run_without_user(
     access: &Access,
     pod: &Pod,
@@ -94,10 +92,10 @@ async fn limited(
         .unwrap_or_else(|_| Err(failed(pod, format!("no answer within {seconds} s"))))
 }
 
-/// As [`run`], but fails if etcdctl fails.
+/// Like [`run`], but an exit code that is not 0 is an error.
 ///
 /// # Errors
-/// Also fails if the exit code is not 0.
+/// Fails like [`run`], or if the exit code is not 0.
 pub async fn run_ok(
     access: &Access,
     cluster: &EtcdCluster,
@@ -118,14 +116,14 @@ pub async fn run_ok(
     })
 }
 
-/// The last line that is not empty. etcdctl writes log lines before its error, so this line is the error.
+/// The last line that is not empty. etcdctl logs before it prints its error, so this line is the error.
 pub fn last_line(output: &str) -> &str {
     let mut lines = output.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty()).unwrap_or("no output")
 }
 
-/// Runs etcdctl in the container of a member. Its output goes directly to the output of the plugin. Returns the exit
-/// code of etcdctl.
+/// Runs etcdctl in the container of a member, and passes its output to the output of the plugin. Returns etcdctl's exit
+/// code.
 ///
 /// # Errors
 /// Fails if etcdctl cannot be started.
@@ -157,7 +155,7 @@ pub async fn attach(
     exit_code(pod, status.as_ref())
 }
 
-/// Runs the etcdctl of this machine with the standard input and output of the plugin. Returns the exit code of etcdctl.
+/// Runs the local etcdctl with the standard input and output of the plugin. Returns etcdctl's exit code.
 ///
 /// # Errors
 /// Fails if the port-forward or etcdctl cannot be started, or if a Secret cannot be read.
@@ -223,7 +221,7 @@ fn failed(pod: &Pod, message: impl Into<String>) -> Error {
     }
 }
 
-/// Copies the output of etcdctl to `to`. If `to` accepts data slowly, etcdctl has to wait.
+/// Copies the output of etcdctl to `to`. etcdctl waits if `to` accepts data slowly.
 async fn copy(from: Option<impl AsyncRead + Unpin>, mut to: impl Write) -> Result<()> {
     let Some(mut from) = from else {
         return Ok(());
@@ -239,8 +237,8 @@ async fn copy(from: Option<impl AsyncRead + Unpin>, mut to: impl Write) -> Resul
     }
 }
 
-/// Passes the standard input of the plugin to etcdctl. A separate thread reads standard input, because a blocking read
-/// cannot be interrupted.
+/// Passes the plugin's standard input to etcdctl. A separate thread reads it, because a blocking read cannot be
+/// canceled.
 async fn pass_input(mut to: impl tokio::io::AsyncWrite + Unpin) {
     let (sender, mut receiver) = mpsc::channel::<Vec<u8>>(4);
     std::thread::spawn(move || {
@@ -259,10 +257,13 @@ async fn pass_input(mut to: impl tokio::io::AsyncWrite + Unpin) {
     let _ = to.shutdown().await;
 }
 
-/// Reads the exit code from the status that the kubelet sends at the end of the command.
+/// The exit code in the status that the kubelet sends when the command has ended.
 fn exit_code(pod: &Pod, status: Option<&Status>) -> Result<u8> {
     let Some(status) = status else {
-        return Err(failed(pod, "the connection ended before etcdctl did"));
+        return Err(failed(
+            pod,
+            "the connection ended while etcdctl was running",
+        ));
     };
     if status.status.as_deref() == Some("Success") {
         return Ok(0);

@@ -9,7 +9,7 @@ pub struct LiveMember {
     pub id: String,
     /// The client URL at which the member answered.
     pub endpoint: String,
-    /// Member ID of the leader that this member follows, in hexadecimal. Empty if the member knows no leader.
+    /// Member ID of the leader in hexadecimal. Empty if the member knows no leader.
     pub leader: String,
     /// Version of etcd that the member runs.
     pub version: String,
@@ -19,13 +19,13 @@ pub struct LiveMember {
     pub revision: u64,
     /// Index of the last entry in the Raft log.
     pub raft_index: u64,
-    /// Index of the last entry that the member has applied to its data.
+    /// Index of the last log entry that the member has applied.
     pub applied_index: u64,
     /// Size of the database file in bytes.
     pub db_size: u64,
     /// Bytes of the database file that contain data.
     pub db_in_use: u64,
-    /// Maximum size of the database in bytes. Only etcd 3.6 and later report it.
+    /// Maximum size of the database in bytes. `None` before etcd 3.6.
     pub quota: Option<u64>,
     /// Whether the member is a learner, which has no vote.
     pub is_learner: bool,
@@ -33,8 +33,8 @@ pub struct LiveMember {
     pub errors: Vec<String>,
 }
 
-/// Parses the output of etcdctl. The list contains only the members that answered. `None` if the output is not the
-/// expected JSON list.
+/// Parses the output of etcdctl, which lists only the members that responded. Returns `None` if the output is not such
+/// a list.
 pub fn parse(output: &str) -> Option<Vec<LiveMember>> {
     let begin = output.find('[')?;
     let value: Value = serde_json::from_str(output.get(begin..)?.trim()).ok()?;
@@ -76,7 +76,7 @@ fn member(value: &Value) -> Option<LiveMember> {
     })
 }
 
-/// Reads the field `key` as a number. The JSON of Protocol Buffers may contain numbers as strings.
+/// Reads the field `key` as a number. The JSON format of Protocol Buffers writes some numbers as text.
 fn number(value: &Value, key: &str) -> Option<u64> {
     match value.get(key)? {
         Value::Number(number) => number.as_u64(),
@@ -89,7 +89,7 @@ fn number(value: &Value, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Output that etcdctl 3.6 printed.
+    /// An output of etcdctl 3.6.
     const OUTPUT: &str = r#"[{"Endpoint":"http://main-a.prod.svc:2379","Status":{"header":{"cluster_id":17237436991929493444,"member_id":9372538179322589801,"revision":8123,"raft_term":4},"version":"3.6.16","dbSize":20480,"leader":9372538179322589801,"raftIndex":9001,"raftTerm":4,"raftAppliedIndex":9001,"dbSizeInUse":16384,"storageVersion":"3.6.0","dbSizeQuota":2147483648}},{"Endpoint":"http://main-b.prod.svc:2379","Status":{"header":{"cluster_id":17237436991929493444,"member_id":10,"revision":8120,"raft_term":4},"version":"3.6.16","dbSize":20480,"leader":9372538179322589801,"raftIndex":9001,"raftTerm":4,"raftAppliedIndex":8998,"errors":["memberID:10 alarm:NOSPACE "],"dbSizeInUse":16384,"isLearner":true}}]"#;
 
     #[test]

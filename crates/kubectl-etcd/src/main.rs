@@ -13,8 +13,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     match Box::pin(commands::run(cli)).await {
         Ok(code) => ExitCode::from(code),
-        // The program that reads the output has ended, for example `head` in `kubectl etcd logs main | head`. The exit
-        // code is therefore 0.
+        // The reader of the output has ended, such as `head` in `kubectl etcd logs main | head`. This is not a failure.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             console::note(&console::error_text(&error, console::paint_errors()));

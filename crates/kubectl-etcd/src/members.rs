@@ -1,5 +1,5 @@
-//! Reads the pods of members: finds the flags of etcd, chooses the pod for a command, and builds the command line of
-//! etcdctl. Performs no I/O.
+//! Reads the pods of members: finds etcd's flags, chooses the pod for a command, and builds etcdctl's command line.
+//! Performs no I/O.
 
 use api::names;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
@@ -7,16 +7,16 @@ use kube::ResourceExt;
 
 use crate::error::{Error, Result};
 
-/// The value of the etcd flag `name` in the pod of a member. Accepts `--flag=value` and `--flag value`, in the
-/// container's command and in its arguments.
+/// The value of the etcd flag `name` in a member's pod. Finds `--flag=value` and `--flag value` in the command and the
+/// arguments of the container.
 pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     let etcd = etcd_container(pod)?;
     let words: Vec<&str> = [&etcd.command, &etcd.args]
         .into_iter()
         .flatten()
         .flatten()
-        // Words are split at white space: coreos/etcd-operator starts etcd with a shell script, and the script is one
-        // word of the command.
+        // coreos/etcd-operator starts etcd with a shell script as one word of the command, so each word is split at
+        // white space.
         .flat_map(|word| word.split_whitespace())
         .collect();
     let with_value = format!("--{name}=");
@@ -39,7 +39,7 @@ fn etcd_container(pod: &Pod) -> Option<&Container> {
         .find(|one| one.name == names::CONTAINER_ETCD)
 }
 
-/// The first client URL that the member advertises, from the flags of etcd in its pod.
+/// The first client URL in the etcd flags of the member's pod.
 pub fn client_url(pod: &Pod) -> Option<&str> {
     flag(pod, "advertise-client-urls")?.split(',').next()
 }
@@ -50,7 +50,7 @@ pub fn container(pod: &Pod) -> Option<&ContainerStatus> {
     all.iter().find(|one| one.name == names::CONTAINER_ETCD)
 }
 
-/// Whether the etcd container runs, so that commands can run in it.
+/// Whether the etcd container runs, so that a command can run in it.
 pub fn is_running(pod: &Pod) -> bool {
     let state = container(pod).and_then(|status| status.state.as_ref());
     state.is_some_and(|state| state.running.is_some())
@@ -61,7 +61,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     is_running(pod) && container(pod).is_some_and(|status| status.ready)
 }
 
-/// Whether the member has a vote. Commands prefer voters, because a learner rejects most client requests.
+/// Whether the member is a voter. Commands prefer voters, because a learner rejects most client requests.
 fn is_voter(pod: &Pod) -> bool {
     let role = pod
         .labels()
@@ -70,8 +70,8 @@ fn is_voter(pod: &Pod) -> bool {
     role != names::ROLE_LEARNER
 }
 
-/// Chooses the pod in which a command runs: the pod of `member` if it is set, otherwise the best pod whose etcd
-/// container runs. Ready pods come first, and among equals, voters come before learners.
+/// Chooses the pod in which a command runs: the pod of `member`, or else the best pod with a running etcd container.
+/// Ready pods come first, and of these, voters come before learners.
 ///
 /// # Errors
 /// Fails if the named member has no pod, or if no etcd container runs.
@@ -117,7 +117,7 @@ fn listed(pods: &[Pod]) -> String {
     names.join(", ")
 }
 
-/// The client URLs of all members that have a pod, sorted by the name of the pod.
+/// The client URLs of all members with a pod, sorted by the name of the pod.
 pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     let mut all: Vec<String> = pods
         .iter()
@@ -129,8 +129,8 @@ pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     all
 }
 
-/// The command line of etcdctl for the container of a member. Endpoints and certificates come from the flags of etcd in
-/// this pod, unless `args` sets these options.
+/// The command line of etcdctl in a member's container. Options that `args` does not set come from the etcd flags in
+/// this pod: endpoints and certificates.
 pub fn etcdctl(pod: &Pod, endpoints: &[String], args: &[String]) -> Vec<String> {
     let mut words = vec!["etcdctl".to_owned()];
     let given = |option: &str| {

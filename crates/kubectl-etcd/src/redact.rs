@@ -1,11 +1,10 @@
-//! Removes values from objects that may be secret, before the objects are written into a support bundle. Performs no
-//! I/O.
+//! Removes values that may be secret from objects, before they are written into a support bundle. Performs no I/O.
 
 use serde_json::Value;
 
-/// The text that takes the place of a removed value.
+/// The text that replaces a removed value.
 const REMOVED: &str = "REMOVED";
-/// The value of an environment variable or flag is removed if its name contains one of these texts.
+/// The value of an environment variable or flag is removed if the name contains one of these texts.
 const SUSPICIOUS: [&str; 8] = [
     "password",
     "passwd",
@@ -16,11 +15,11 @@ const SUSPICIOUS: [&str; 8] = [
     "api_key",
     "private",
 ];
-/// Annotations that contain a copy of the whole object, and are therefore removed.
+/// Annotations that are removed, because they contain a copy of the whole object.
 const COPIES: [&str; 1] = ["kubectl.kubernetes.io/last-applied-configuration"];
 
-/// Redacts an object of any kind: Secrets lose their data, environment variables and flags with suspicious names lose
-/// their values, URLs lose user and password. Managed fields and copies of the object are removed.
+/// Redacts an object of any kind. Removes the data of Secrets, the values of environment variables and flags with
+/// suspicious names, the users and passwords in URLs, and copies of the object.
 pub fn object(value: &mut Value) {
     if value["kind"] == "Secret" {
         for field in ["data", "stringData"] {
@@ -47,8 +46,8 @@ fn is_suspicious(name: &str) -> bool {
 fn walk(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            // `map` may be an environment variable. A variable that refers to a Secret has no field `value`, so it is
-            // not changed.
+            // `map` can be an environment variable. A variable that refers to a Secret has no field `value` and stays
+            // unchanged.
             let name = map.get("name").and_then(Value::as_str).unwrap_or_default();
             if is_suspicious(name) && map.get("value").is_some_and(Value::is_string) {
                 map.insert("value".to_owned(), Value::from(REMOVED));
@@ -61,7 +60,7 @@ fn walk(value: &mut Value) {
     }
 }
 
-/// Redacts a text: removes user and password from URLs, and the values of flags with suspicious names.
+/// Redacts a text. Removes the users and passwords in URLs, and the values of flags with suspicious names.
 pub fn line(text: &str) -> String {
     let text = url_passwords(text);
     let flag = text
@@ -73,7 +72,7 @@ pub fn line(text: &str) -> String {
     }
 }
 
-/// Removes the user and password of each URL, between `://` and `@`.
+/// Removes the user and the password of each URL, which are between `://` and `@`.
 fn url_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut result = parts.next().unwrap_or_default().to_owned();

@@ -40,7 +40,7 @@ fn about(command: &Command) -> String {
     sentence(text.map(ToString::to_string).unwrap_or_default())
 }
 
-/// Adds the final period that clap removes from a short help text.
+/// Adds a period, because clap removes the period of a short help text.
 fn sentence(mut text: String) -> String {
     if !text.is_empty() && !text.ends_with('.') {
         text.push('.');
@@ -48,7 +48,7 @@ fn sentence(mut text: String) -> String {
     text
 }
 
-/// A table of those arguments and options of the command for which `wanted` returns true. Empty if there are none.
+/// A table of the command's arguments and options for which `wanted` returns true. Empty if there are none.
 fn options(command: &Command, wanted: impl Fn(&Arg) -> bool) -> String {
     let mut rows = String::new();
     let shown = command.get_arguments().filter(|arg| {

@@ -3,13 +3,13 @@
 pub use api::display::bytes;
 use jiff::Timestamp;
 
-/// What a text means to the user. On terminals, each meaning has its own color.
+/// The meaning of a text for the user. On a terminal, each meaning has a color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
     /// Without color.
     #[default]
     Plain,
-    /// The desired state.
+    /// A desired state.
     Good,
     /// A state that a user should check.
     Warning,
@@ -73,7 +73,7 @@ impl From<&str> for Cell {
     }
 }
 
-/// A table. Empty cells are shown as `-`.
+/// A table. It shows `-` for an empty cell.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     header: Vec<&'static str>,
@@ -89,7 +89,7 @@ impl Table {
         }
     }
 
-    /// Adds a row. Its cells must be in the order of the header.
+    /// Adds a row, whose cells must be in the order of the header.
     pub fn add(&mut self, row: Vec<Cell>) {
         self.rows.push(row);
     }
@@ -105,7 +105,7 @@ impl Table {
             if cell.text.is_empty() {
                 "-".to_owned()
             } else {
-                // A line break in a cell would break the table, so it becomes a space.
+                // A line break would break the table, so it becomes a space.
                 cell.text.replace('\n', " ")
             }
         };
@@ -141,7 +141,7 @@ impl Table {
     }
 }
 
-/// A duration with its largest unit, as kubectl shows ages: `45s`, `12m`, `5h`, `3d`.
+/// A duration in its largest unit, like the ages of kubectl: `45s`, `12m`, `5h`, `3d`.
 pub fn duration(seconds: i64) -> String {
     match seconds.max(0) {
         seconds @ 0..120 => format!("{seconds}s"),
@@ -151,7 +151,7 @@ pub fn duration(seconds: i64) -> String {
     }
 }
 
-/// A time relative to `now`: `5h ago` or `in 12d`.
+/// A time relative to `now`, such as `5h ago` or `in 12d`.
 pub fn distance(time: Timestamp, now: Timestamp) -> String {
     let seconds = time.as_second() - now.as_second();
     if seconds > 0 {

@@ -1,5 +1,5 @@
-//! The view of a cluster that `status` shows. It combines the status that the operator has written, the pods, and the
-//! answers of the members. Performs no I/O.
+//! The view of a cluster that `status` shows, from the status, the pods, and the responses of the members. Performs no
+//! I/O.
 
 mod build;
 mod show;
@@ -41,9 +41,9 @@ pub struct ClusterView {
     pub version: Option<String>,
     /// Version in the spec.
     pub desired_version: String,
-    /// The source of the numbers in `members`.
+    /// The source of the values in `members`.
     pub source: Source,
-    /// Why the plugin did not query the members, or why the query failed. `None` if the members answered.
+    /// Why the plugin did not query the members, or why the query failed. `None` if the members responded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_problem: Option<String>,
     /// The members.
@@ -60,23 +60,23 @@ pub struct ClusterView {
     pub last_backup: Option<BackupView>,
     /// The EtcdBackups of this cluster.
     pub backups: Vec<ScheduleView>,
-    /// Next step of the operator.
+    /// The operator's next step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// What the operator waits for.
+    /// The event or state that the operator waits for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    /// Conditions that name a problem or an advice.
+    /// Conditions that report a problem or advice.
     pub problems: Vec<Problem>,
 }
 
-/// The source of the numbers of the members: the members themselves, or the status of the EtcdCluster.
+/// The source of the members' values: the members themselves, or the status of the EtcdCluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {
-    /// The members have just answered the plugin.
+    /// The members have responded to the plugin.
     Members,
-    /// The status that the operator has written.
+    /// The values come from the status that the operator has written.
     Status,
 }
 
@@ -92,8 +92,7 @@ pub struct MemberView {
     /// `Leader`, `Voter` or `Learner`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// Whether the member serves requests. If the plugin has queried the members, a member without a leader is
-    /// unhealthy.
+    /// Whether the member serves requests. A queried member without a leader counts as unhealthy.
     pub healthy: bool,
     /// Version of etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +103,7 @@ pub struct MemberView {
     /// Newest revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// Number of revisions that the member lacks compared with the most advanced member.
+    /// Number of revisions by which the member is behind the member with the newest revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
     /// Index of the last entry in the Raft log.
@@ -116,7 +115,7 @@ pub struct MemberView {
     /// Bytes of the database file that contain data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub db_size_in_use: Option<u64>,
-    /// State of the pod: `Running`, `NotReady`, or the reason why its etcd container does not run.
+    /// `Running`, `NotReady`, or why the etcd container does not run.
     pub pod: String,
     /// Number of restarts of the etcd container.
     pub restarts: i32,
@@ -139,7 +138,7 @@ pub struct CertificateView {
     pub key: Option<String>,
     /// Time at which the certificate expires.
     pub not_after: Timestamp,
-    /// The remaining time, if the operator warns that the certificate expires soon. `None` without a warning.
+    /// The remaining time, if the operator warns that the certificate expires soon. Otherwise `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }
@@ -156,7 +155,7 @@ pub struct BackupView {
     /// Revision of the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// Number of revisions that the cluster has written since the backup.
+    /// Number of revisions that the cluster has made since the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<i64>,
     /// Location of the backup.
@@ -164,7 +163,7 @@ pub struct BackupView {
     pub location: Option<String>,
 }
 
-/// The backups of one EtcdBackup that names this cluster.
+/// An EtcdBackup of this cluster, and its backups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleView {
@@ -179,12 +178,12 @@ pub struct ScheduleView {
     /// Time of the newest backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_success: Option<Timestamp>,
-    /// The message of the backup operator about the next backup.
+    /// The backup operator's message about the next backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// A condition that names a problem or an advice.
+/// A condition that reports a problem or advice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
@@ -192,8 +191,8 @@ pub struct Problem {
     pub condition: String,
     /// Reason of the condition.
     pub reason: String,
-    /// Message of the condition, which says what to do.
+    /// Message of the condition, with the remedy.
     pub message: String,
-    /// Whether the condition is only an advice, and no problem.
+    /// Whether the condition is only advice.
     pub advice: bool,
 }

@@ -1,4 +1,4 @@
-//! Tests that the plugin parses the output of a real etcdctl for real members.
+//! Tests that the plugin can parse the output of a real etcdctl.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::process::Command;
@@ -7,7 +7,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, built};
 use k8s_openapi::api::core::v1::Pod;
 use kubectl_etcd::{live, members};
 
-/// Runs the etcdctl of a minor release with the arguments that the plugin uses in the container of a member.
+/// Runs the etcdctl of a minor release with the plugin's arguments for the container of a member.
 fn etcdctl(minor: &str, endpoints: &[String], args: &[&str]) -> std::process::Output {
     let program = built(&format!("etcd-{minor}-"), "etcdctl");
     let program = program.expect("etcdctl is not built: run `cargo xtask testbed build`");
@@ -54,7 +54,7 @@ async fn etcdctl_answers_of_each_minor_release_are_parsed() {
             );
         }
 
-        // If a member does not answer, it is missing in the list, and etcdctl ends with an error.
+        // If a member does not respond, it is not in the list, and etcdctl fails.
         endpoints.push("http://127.0.0.1:1".to_owned());
         let output = etcdctl(minor, &endpoints, &STATUS);
         assert!(!output.status.success());

@@ -1,4 +1,4 @@
-//! Tests that docs/kubectl-reference.md is up to date, and that the plugin has the commands that the documents show.
+//! Tests that docs/kubectl-reference.md is up to date, and that the commands in the documents exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::fs;
@@ -29,7 +29,7 @@ fn reference_page_is_up_to_date() {
     );
 }
 
-/// Adds the Markdown files below a folder to `found`.
+/// Adds the Markdown files below a directory to `found`.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -41,7 +41,7 @@ fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The commands of the plugin in a document: in scripts and in inline code.
+/// The plugin commands in a document, from code blocks and inline code.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -74,8 +74,7 @@ fn kubectl_etcd_commands_in_documents_exist() {
         for command in commands(&fs::read_to_string(file).unwrap()) {
             checked += 1;
             let words = shlex::split(&command).unwrap();
-            // A document may show a command without its required arguments, so the error of clap about a missing
-            // argument is accepted.
+            // A document may omit required arguments, so the test accepts clap's error about a missing argument.
             let words = ["kubectl-etcd".to_owned()].into_iter().chain(words.clone());
             if let Err(error) = Cli::try_parse_from(words)
                 && error.use_stderr()

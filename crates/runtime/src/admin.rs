@@ -1,10 +1,10 @@
 //! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is ready, because it can take over the lease. `/readyz` fails while the process can neither lead nor take
-//! over the lease. The response then says what the process waits for.
+//! A standby is ready, because it can take over the lease. While the process can neither lead nor take over the lease,
+//! `/readyz` fails and reports what the process is waiting for.
 //!
-//! Every pod can connect to the port. Slow and idle connections are therefore closed, and the number of connections is
-//! limited, so that clients take little memory and few file descriptors.
+//! Every pod can connect to the port. The server therefore closes slow and idle connections and limits their number, so
+//! that clients take little memory and few file descriptors.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -33,12 +33,12 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 struct Limits {
     /// Time limit for the header of a request, and for an idle connection.
     header: Duration,
-    /// How long a connection may be open.
+    /// Maximum duration of a connection.
     lifetime: Duration,
     /// Maximum number of open connections.
     connections: usize,
-    /// Maximum number of open connections from one address. Without this limit, one client could take the connections
-    /// that the kubelet's probes need.
+    /// Maximum number of open connections from one address. Without it, one client could use all connections, and the
+    /// kubelet's probes would fail.
     per_address: usize,
 }
 
@@ -49,7 +49,7 @@ const LIMITS: Limits = Limits {
     per_address: 16,
 };
 
-/// Pause after the server could not accept a connection, for example because no file descriptor was free.
+/// Pause after a failed accept, for example because no file descriptor was free.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 /// Why the admin server did not start, or why it stopped.
@@ -69,7 +69,8 @@ pub enum Error {
     Serve(#[source] std::io::Error),
 }
 
-/// Readiness of the process, which `/readyz` reports. Code that waits, for example for the CRD, sets the text.
+/// The readiness of the process, which `/readyz` reports. Code that waits, for example for the CRD, sets the text of
+/// the response.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Waiting>>);
 
@@ -87,7 +88,7 @@ impl Readiness {
         self.set(Waiting::For(what.to_owned()));
     }
 
-    /// Marks the process as ready: the process leads, or can take over the lease.
+    /// Marks the process as ready: the process is the leader, or can take over the lease.
     pub fn ready(&self) {
         self.set(Waiting::Nothing);
     }
@@ -108,20 +109,20 @@ impl Readiness {
     }
 }
 
-/// The state that the routes of the server report.
+/// The state that the server reports.
 #[derive(Clone)]
 pub struct Admin {
-    /// Whether the process is ready to hold the lease.
+    /// Whether the process is ready.
     pub readiness: Readiness,
     /// The metrics of the process.
     pub registry: Arc<Registry>,
 }
 
-/// Listens on `address`. As in Go's servers, `0.0.0.0` means all addresses of both IP families, because the kubelet of
-/// an IPv6 cluster probes the IPv6 address of a pod.
+/// Listens on `address`. As in Go's servers, `0.0.0.0` means all IPv4 and IPv6 addresses, because the kubelet of an
+/// IPv6 cluster probes a pod at its IPv6 address.
 ///
 /// # Errors
-/// Fails if the address cannot be bound. The process then ends, because only the user can choose another address.
+/// Fails if the address cannot be bound. The caller ends the process, because only the user can choose another address.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     if address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
@@ -178,7 +179,7 @@ async fn serve_connection(limits: Limits, stream: TcpStream, routes: Router, _sl
 struct Connections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 impl Connections {
-    /// Counts a connection until the returned slot is dropped. `None` if a limit is reached.
+    /// Counts a connection until the returned slot is dropped. Returns `None` if a limit is reached.
     fn open(&self, address: IpAddr, limits: Limits) -> Option<Slot> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = open.values().sum();
@@ -195,7 +196,7 @@ impl Connections {
     }
 }
 
-/// An open connection, which is counted until the slot is dropped.
+/// An open connection. It counts until this slot is dropped.
 struct Slot {
     connections: Connections,
     address: IpAddr,
@@ -367,7 +368,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.2").await;
         assert!(is_closed(idle(address, "127.0.0.2").await).await);
-        // A probe from another address is answered.
+        // The server still answers a probe from another address.
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         drop((first, second));
     }

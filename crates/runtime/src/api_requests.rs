@@ -1,7 +1,7 @@
-//! The metrics and the traces of the requests to the API server: a layer of the Kubernetes client.
+//! Metrics and traces of the requests to the API server, as a layer of the Kubernetes client.
 //!
-//! The labels are a verb, a resource and a status code. They never contain the name of an object, so the number of
-//! label values is limited.
+//! The labels are the verb, the resource and the status code. They contain no names of objects, so the number of label
+//! values is limited.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::traces::TRACE_ONLY;
 
-/// The label of a resource whose path has an unexpected form.
+/// The label of a resource if its path has an unexpected form.
 const OTHER: &str = "other";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -44,7 +44,7 @@ pub(crate) struct ApiRequests {
 
 impl Default for ApiRequests {
     fn default() -> Self {
-        // The buckets cover 5 ms to 41 s. Requests about the lease time out earlier.
+        // The buckets cover 5 ms to 41 s. The time limit of requests about the lease is shorter.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 14));
         Self {
             duration: Family::new_with_constructor(buckets),
@@ -74,7 +74,7 @@ impl ApiRequests {
         );
     }
 
-    /// Creates one series of each metric, because metrics without a series are not exported.
+    /// Creates one series of each metric, because Prometheus exports no metric without a series. For tests.
     #[cfg(test)]
     pub(crate) fn fill(&self) {
         let labels = labels(&Method::GET, "/api/v1/pods", None);

@@ -1,8 +1,8 @@
-//! Every write to the API server: server-side apply by one field manager, create under a fixed name, delete with a UID
-//! precondition, and status updates that are sent only if the status differs.
+//! All writes to the API server: server-side apply, create under a fixed name, delete with a UID precondition, and
+//! status updates. A status update is sent only if the status differs.
 //!
-//! Invariant 11: two operator processes may send these writes concurrently. Fixed names, UIDs and resource versions
-//! ensure that the later write changes nothing.
+//! Invariant 11: two operator processes may send these writes concurrently. Because of fixed names, UIDs and resource
+//! versions, the later write changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
-/// Reason for a failed write: the schema of the installed CRD lacks a field of the object.
+/// Reason for a failed write: the schema of the installed CRD does not contain a field of the object.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
-/// Part of the API server's message if the schema lacks a field of an applied object (`validate.go` of
+/// Part of the API server's message if the schema does not contain a field of an applied object (`validate.go` of
 /// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). The API server then rejects the whole
 /// object.
 const UNDECLARED: &str = "field not declared in schema";
@@ -30,7 +30,7 @@ const UNDECLARED: &str = "field not declared in schema";
 /// so a process that was suspended until its lease expired sends no write.
 pub const FRESH: Duration = Duration::from_secs(10);
 
-/// Invariant 11: whether state is recent enough for a write. `since` is the time at which its observation began.
+/// Invariant 11: whether the observed state is recent enough for a write. `since` is the start of the observation.
 pub fn is_fresh(since: Instant) -> bool {
     since.elapsed() <= FRESH
 }
@@ -49,7 +49,7 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
-    /// The schema of the installed CRD lacks a field of the object. No field of the object was written.
+    /// The schema of the installed CRD does not contain a field of the object. The API server wrote no field.
     #[error(
         "the installed CRD of {kind} is older than this operator: update the CRD (docs/install.md, \
          Manage the CRDs: `helm upgrade` of the release with crds.install=true, or apply the chart's \
@@ -58,7 +58,7 @@ pub enum Error {
     Definition {
         /// The kind of the object that the outdated CRD defines.
         kind: String,
-        /// The API server's message, which contains the field.
+        /// The API server's message, which names the field.
         message: String,
     },
     /// The API server rejected the request or could not be reached.
@@ -107,9 +107,9 @@ api::reasons! {
         NotFound,
         /// The object already exists, or was changed after it was read.
         Conflict,
-        /// The API server does not accept the content of the object.
+        /// The API server rejects the content of the object.
         Refused,
-        /// The API server rejected the request, because it received too many requests.
+        /// The API server received too many requests.
         Throttled,
         /// An error response of the API server that no other variant describes.
         ApiServerError,
@@ -162,22 +162,22 @@ pub enum Created<K> {
 pub enum Deleted {
     /// The API server accepted the request. The object may still be terminating.
     Accepted,
-    /// The object did not exist.
+    /// The object does not exist.
     Gone,
-    /// The object has another UID or resource version. Nothing was deleted.
+    /// The object has another UID or resource version, so it was not deleted.
     Changed,
 }
 
 /// The result of a status update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// The status differed and was written.
+    /// The status differed, and was written.
     Sent,
-    /// The status was equal. Nothing was sent.
+    /// The status was equal, and no request was sent.
     Same,
 }
 
-/// Applies the whole object with server-side apply. Fields of other managers are not changed.
+/// Applies the whole object with server-side apply. Does not change fields of other managers.
 ///
 /// # Errors
 /// Fails if the API server rejects the object or cannot be reached.
@@ -187,7 +187,7 @@ where
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // The API server rejects a body with server-managed fields, so they are removed.
+    // The API server rejects a body with these fields, which it sets itself.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");
@@ -199,10 +199,10 @@ where
         .map_err(|e| failed::<K>("apply", &name, e))
 }
 
-/// Creates the object, unless an object with the same name exists.
+/// Creates the object if no object has the same name.
 ///
 /// # Errors
-/// Fails if the API server rejects the object for another reason or cannot be reached.
+/// Fails if the API server rejects the object for another reason, or cannot be reached.
 pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -232,8 +232,8 @@ where
     delete_at(api, seen, None, grace_seconds).await
 }
 
-/// Like [`delete`], with the resourceVersion as an additional precondition. Use this function if the object is deleted
-/// because of its content.
+/// Deletes the object with its UID and its resourceVersion as preconditions. Use this function if the content of the
+/// object is the reason for its deletion.
 ///
 /// # Errors
 /// Fails like [`delete`].
@@ -254,8 +254,8 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let name = seen.name_any();
-    // Invariant 11: an object without a UID does not come from the API server. The operator does not delete such an
-    // object, because another object may have its name.
+    // Invariant 11: an object without a UID was not read from the API server. The operator does not delete it, because
+    // another object may have the same name.
     let Some(uid) = seen.uid() else {
         return Ok(Deleted::Changed);
     };
@@ -275,10 +275,10 @@ where
     }
 }
 
-/// Applies the status subresource as `manager`, unless `current` equals `desired`. Fields that this manager has applied
-/// before and now omits are removed. Fields of other managers are not changed.
+/// Applies the status subresource as `manager`, unless `current` equals `desired`. Removes fields that this manager
+/// applied before and now omits. Does not change fields of other managers.
 ///
-/// Use this function only for fields that each reconcile writes again. On the status subresource, the API server
+/// Use this function only for fields that each reconcile writes again: on the status subresource, the API server
 /// ignores the UID, so the status can reach a new object of the same name. For fields that later reconciles depend on,
 /// use [`status_if_unchanged`].
 ///
@@ -302,11 +302,11 @@ where
 }
 
 /// Like [`status`], with the resourceVersion as precondition. Use this function for fields that later reconciles depend
-/// on, and for decisions that must not be made twice.
+/// on, and for decisions that must be made only once.
 ///
 /// # Errors
-/// Fails like [`status`]. The reason is `Conflict` if the object was changed after it was read, or was replaced by
-/// another object with the same name.
+/// Fails like [`status`]. The reason is `Conflict` if the object was changed after it was read, or if another object
+/// with the same name has replaced it.
 pub async fn status_if_unchanged<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -350,7 +350,7 @@ where
         .map_err(|e| failed::<K>("write the status of", &name, e))
 }
 
-/// Sets one annotation, or removes it (`None`). UID and resourceVersion are preconditions.
+/// Sets an annotation, or removes it if the value is `None`. UID and resourceVersion are preconditions.
 ///
 /// # Errors
 /// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
@@ -397,8 +397,8 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds the finalizers `names` if `set` is true, and otherwise removes them. UID and resourceVersion are preconditions
-/// (invariant 11). Other finalizers are not changed. If the object does not exist, the function succeeds.
+/// Adds the finalizers `names` if `set` is true, otherwise removes them. UID and resourceVersion are preconditions
+/// (invariant 11). Does not change other finalizers. Succeeds if the object does not exist.
 ///
 /// # Errors
 /// Fails if the object was changed after it was read, or if the API server rejects the patch.
@@ -429,19 +429,19 @@ pub fn is_owned(metadata: &ObjectMeta, owner: &str) -> bool {
     owners.any(|one| one.uid == owner)
 }
 
-/// Whether the object has an owner reference with the UID `owner`, and all of `labels`.
+/// Whether the object has an owner reference with the UID `owner` and all these labels.
 pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
     let found = |key: &String| metadata.labels.as_ref()?.get(key);
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The controller reference to `owner`. Garbage collection deletes objects with this reference after their owner.
+/// The controller reference to `owner`. When the owner is deleted, garbage collection deletes the objects with this
+/// reference.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }
 
-/// The part of the API server's message about the field that the schema lacks, without the part about the object.
-/// `None` if the message reports another problem.
+/// The part of the API server's message that names the unknown field. `None` if the message reports another problem.
 fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
@@ -475,7 +475,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // Only for this project's CRDs, the message tells the user to update the CRD.
+    // The message about an outdated CRD applies only to the CRDs of this project.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)

@@ -1,5 +1,5 @@
-//! The command `check` for `helm test`: checks that running operators are ready, and changes nothing. The operator has
-//! this command, because its image contains no shell and no HTTP client.
+//! The command `check` for `helm test`. It checks that running operators are ready, and changes nothing. The operator
+//! has this command, because its image contains no shell and no HTTP client.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tracing::{error, info};
 
 use crate::client::sending_once;
 
-/// Time limit of the command. A new Service has no endpoints until the kube-proxies have seen its pods.
+/// Time limit of the command. A new Service has no endpoints until the kube-proxies have observed its pods.
 const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,7 @@ pub struct Check {
     pub urls: Vec<Uri>,
 }
 
-/// Whether all operators report within a minute that they are ready. The log contains the response of each operator.
+/// Returns true if all operators report within a minute that they are ready. Logs the response of each operator.
 pub async fn run(check: &Check) -> bool {
     let deadline = Instant::now() + PATIENCE;
     let mut ready = true;
@@ -40,7 +40,7 @@ pub async fn run(check: &Check) -> bool {
     ready
 }
 
-/// Waits until an operator reports that it is ready. The error is the last response before the deadline.
+/// Waits until an operator reports that it is ready. The error is the operator's last response before the deadline.
 async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     let mut last = String::from("no answer");
     loop {
@@ -56,11 +56,10 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     }
 }
 
-/// Sends a request with the client of the Kubernetes API, which also supports plain HTTP and is part of the program
-/// anyway.
+/// Sends a request with the client for the Kubernetes API, which supports plain HTTP.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
-    // No CA certificate is loaded: plain HTTP needs none, and the image may contain none.
+    // An empty list of CA certificates, because plain HTTP needs none and the image may contain none.
     config.root_cert = Some(Vec::new());
     let request = http::Request::get("/readyz").body(Vec::new());
     let request = request.map_err(kube::Error::HttpError)?;

@@ -1,5 +1,4 @@
-//! The flags that all three operators share. The flags of coreos/etcd-operator v0.9.4 are accepted in their old form,
-//! with one dash or two.
+//! The flags of all three operators. Flags of coreos/etcd-operator v0.9.4 are accepted with one dash or two.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -9,7 +8,7 @@ use clap::{Args, Parser, ValueEnum};
 use crate::endpoints::is_label;
 use crate::scope::Scope;
 
-/// Which objects a cluster-wide operator manages.
+/// The objects that a cluster-wide operator manages.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 #[value(rename_all = "PascalCase")]
 pub enum ClusterScope {
@@ -54,14 +53,14 @@ pub struct Common {
         hide_env_values = true
     )]
     pub pod_namespace: Option<String>,
-    /// Name of the operator's own pod: its identity in the leader election
+    /// Name of the operator's own pod, which identifies the operator in the leader election
     #[arg(long, env = "MY_POD_NAME", value_name = "NAME", hide_env_values = true)]
     pub pod_name: Option<String>,
     /// Name of the Lease for leader election; default: the name of the binary. Operators with different Leases run
     /// concurrently
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// Log as JSON, one object per line. RUST_LOG sets the filter: info,kube_runtime=warn (the default), debug, warn
+    /// Log as JSON, one object per line. RUST_LOG sets the log filter; default: info,kube_runtime=warn
     #[arg(long, value_name = "BOOL", env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
@@ -78,7 +77,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// A warning for each given flag that has no effect.
+    /// A warning for each flag that is set but has no effect.
     pub fn warnings(&self) -> Vec<&'static str> {
         let mut warnings = Vec::new();
         if self.gc_interval.is_some() {
@@ -93,7 +92,7 @@ impl Common {
     /// The scope of an operator in the namespace `own`.
     ///
     /// # Errors
-    /// Fails if the flags contradict each other. The text contains the remedy.
+    /// Fails if the flags contradict each other. The error contains the remedy.
     pub fn scope(&self, own: &str) -> Result<Scope, &'static str> {
         let listed = &self.watch_namespace;
         match (self.cluster_wide, self.scope) {
@@ -128,8 +127,8 @@ pub fn parse<P: Parser>() -> P {
     P::parse_from(two_dashes(std::env::args_os()))
 }
 
-/// Adds a second dash to flags that begin with one dash. Go's flag package accepts `-cluster-wide` for
-/// `--cluster-wide`, and existing Deployments use this form.
+/// Adds a second dash to flags that begin with one dash, because existing Deployments use flags such as
+/// `-cluster-wide`, which Go's flag package accepts.
 fn two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args.into_iter()
         .map(|arg| match arg.to_str() {
@@ -146,7 +145,7 @@ fn is_go_flag(text: &str) -> bool {
     })
 }
 
-/// Parses a boolean as Go's flag package does.
+/// Parses a boolean like Go's flag package.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -155,7 +154,7 @@ fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Parses a listen address. As in Go, `:8080` means port 8080 of every address.
+/// Parses a listen address. As in Go, `:8080` means port 8080 of all addresses.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') {
         format!("0.0.0.0{text}")
@@ -202,7 +201,7 @@ pub(crate) mod tests {
         let listed = ["--watch-namespace=b", "--watch-namespace=a"];
         let names = ["a", "b"].map(str::to_owned);
         assert_eq!(scope(&listed), Ok(Scope::Namespaces(names.into())));
-        // With --watch-namespace, the operator manages its own namespace only if the flag lists this namespace.
+        // With --watch-namespace, the operator manages its own namespace only if the flag names it.
         let other = ["--watch-namespace=a", "--cluster-wide=false"];
         assert_eq!(scope(&other), Ok(Scope::namespace("a")));
     }
@@ -249,7 +248,7 @@ pub(crate) mod tests {
             let (flag, value) = old.split_once('=').unwrap();
             common(&[old]);
             common(&[&format!("-{old}")]);
-            // Go also accepts the value of a non-boolean flag as a separate argument.
+            // Go also accepts the value of a flag as a separate argument, except for boolean flags.
             if !["-create-crd", "-cluster-wide"].contains(&flag) {
                 common(&[flag, value]);
                 common(&[&format!("-{flag}"), value]);

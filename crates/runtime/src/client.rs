@@ -10,15 +10,15 @@ pub(crate) fn sending_once(config: Config) -> Result<Client, kube::Error> {
     Client::try_from(without_retry(config))
 }
 
-/// The configuration of a client that sends each request once. The default client of kube retries requests that the API
+/// The configuration of a client that sends each request once. By default, kube's client retries requests that the API
 /// server rejects with 429, 503 or 504.
 pub(crate) fn without_retry(mut config: Config) -> Config {
     config.default_retry = false;
     config
 }
 
-/// Creates a client whose requests are measured. The client of the lease is not measured, so the metrics contain no
-/// requests of a standby.
+/// Creates a client whose requests are measured. The client of the lease is not measured, so a standby's requests are
+/// not in the metrics.
 pub(crate) fn measured(config: Config, requests: &ApiRequests) -> Result<Client, kube::Error> {
     let builder = ClientBuilder::try_from(config)?;
     Ok(builder.with_layer(requests).build())

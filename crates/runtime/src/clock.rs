@@ -1,5 +1,5 @@
-//! Compares the clock of the API server with the local clock. Operators check the difference before steps that depend
-//! on the time, because the local clock may be wrong.
+//! Compares the local clock with the clock of the API server. Operators do this before steps that depend on the time,
+//! because the local clock may be wrong.
 
 use http::Request;
 use http::header::{DATE, HeaderMap};
@@ -8,14 +8,14 @@ use kube::Client;
 use kube::client::Body;
 
 /// The path of the request that reads the API server's time. Every authenticated client may read this path, and the
-/// response costs the API server little.
+/// response is cheap.
 const PATH: &str = "/version";
 
 /// The time of the API server minus the local time, accurate to about a second. `None` if the response has no valid
-/// `Date` header. Even the response to a rejected request has this header.
+/// `Date` header. The response to a rejected request has this header too.
 ///
 /// # Errors
-/// Fails if the API server does not respond. The difference is then unknown.
+/// Fails if the API server does not respond.
 pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube::Error> {
     let request = Request::get(PATH).body(Body::empty());
     let response = client
@@ -26,7 +26,7 @@ pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube:
 }
 
 /// Returns the earlier of the operator's time `now` and the API server's time. `difference` is the API server's time
-/// minus the operator's time. If `difference` is unknown, returns `now`.
+/// minus the operator's time. Returns `now` if `difference` is `None`.
 pub fn earlier(now: Timestamp, difference: Option<SignedDuration>) -> Timestamp {
     let behind = difference.filter(SignedDuration::is_negative);
     let theirs = behind.and_then(|difference| now.checked_add(difference).ok());
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn reading_of_clock_difference_fails_without_response() {
+    async fn clock_difference_fails_without_response() {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());

@@ -1,7 +1,7 @@
-//! The controller of all three operators. It selects objects by scope, isolates objects that cannot be parsed, backs
-//! off for each object separately, limits the concurrency, and shuts down gracefully.
+//! The controller of all three operators. It selects objects by scope, reports objects that cannot be parsed, retries
+//! each object with its own back-off, limits the concurrency, and shuts down gracefully.
 //!
-//! Each operator implements [`Reconcile`], which makes all decisions about an object.
+//! Each operator implements [`Reconcile`], which decides what happens to an object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -37,14 +37,14 @@ use crate::process::Operator;
 use crate::queue::{Key as QueueKey, Queue};
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
-// A panic in one reconcile must not end the process, so panics unwind in every build profile.
+// A panic in a reconcile must not end the process, so panics must unwind in every build profile.
 const _: () = assert!(
     cfg!(panic = "unwind"),
     "remove `panic = \"abort\"` from the profile"
 );
 
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
-/// Maximum pause before a failed reconcile is retried.
+/// Maximum pause between two attempts of a failing reconcile.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
 
 /// The reconciler of one operator.
@@ -60,8 +60,8 @@ pub trait Reconcile: Send + Sync + 'static {
         + 'static;
     /// The error of a failed reconcile.
     type Error: Failure;
-    /// True if this operator manages the object, and therefore writes its conditions `Managed` and `Unreadable`. False
-    /// if another operator manages it.
+    /// Whether this operator manages the objects of this kind. Only then does it write their conditions `Managed` and
+    /// `Unreadable`.
     const MANAGES: bool = true;
 
     /// Observes, plans, executes one step, and writes the status.
@@ -71,7 +71,7 @@ pub trait Reconcile: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
 }
 
-/// Runs the controllers until the shutdown. The reconciles that run at that time finish first.
+/// Runs the controllers until the shutdown, and then waits for the running reconciles.
 pub async fn drive<R: Reconcile>(
     operator: &Operator,
     controllers: Controllers<R::Object>,
@@ -100,15 +100,15 @@ pub async fn drive<R: Reconcile>(
         let shutdown = operator.shutdown.clone();
         Box::pin(run(watches, shutdown, Arc::clone(&driver)))
     });
-    // Controllers end only at the shutdown. If a defect ends one earlier, the process ends, and Kubernetes restarts it.
+    // A controller must end only at the shutdown. If a defect ends it earlier, this function returns, the process ends,
+    // and Kubernetes restarts it.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
         join_all(others).await;
     }
 }
 
-/// Runs one controller, as `kube::runtime::Controller` does. At the shutdown, the watches end, and the running
-/// reconciles finish.
+/// Runs one controller. At the shutdown, its watches end, and its running reconciles finish.
 async fn run<R: Reconcile>(
     watches: Watches<R::Object>,
     shutdown: CancellationToken,
@@ -164,7 +164,7 @@ fn key<K: kube::runtime::reflector::Lookup>(object: &ObjectRef<K>) -> QueueKey {
 enum Failed<E: Failure> {
     #[error(transparent)]
     Reconcile(E),
-    /// The message of the panic is only in the log, because it may contain anything, even a secret (invariant 14).
+    /// Only the log contains the message of the panic, because the message may contain a secret (invariant 14).
     #[error(
         "the operator panicked in the reconcile of this object and retries it. Other objects are not affected. Report this \
          defect with the log of the operator's pod"
@@ -206,7 +206,7 @@ struct Driver<R: Reconcile> {
 }
 
 impl<R: Reconcile> Driver<R> {
-    /// Invariant 15: a panic is reported as a failure of its object. The process continues with all other objects.
+    /// Invariant 15: a panic becomes a failure of its object, and the process continues with other objects.
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
         let target = ObjectRef::from_obj(object.as_ref());
         self.queue.remove(&key(&target));
@@ -231,12 +231,13 @@ impl<R: Reconcile> Driver<R> {
         result.map(|_: Done| None)
     }
 
-    /// Requests the next reconcile of the object after the pause. Without a pause, only a change triggers it.
+    /// Requests the next reconcile of the object after the pause. If there is no pause, only a change of the object
+    /// triggers it.
     fn requeue(&self, object: &ObjectRef<Guarded<R::Object>>, pause: Option<Duration>) -> Action {
         let Some(pause) = pause else {
             return Action::await_change();
         };
-        // If the clock cannot represent the time, the metrics of the queue do not count this requeue.
+        // If the clock cannot represent the time, the metrics of the queue omit this requeue.
         if let Some(due) = Instant::now().checked_add(pause) {
             self.queue.request(key(object), due);
         }
@@ -300,14 +301,14 @@ impl Key {
 }
 
 impl Backoff {
-    /// The pause until the retry of a failed reconcile.
+    /// The pause before a failed reconcile is retried.
     fn pause<K: Resource, E: Failure>(&self, object: &Arc<K>, error: &E) -> Duration {
         if let Some(pause) = error.retry_after() {
             return pause;
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Drops old entries, because their objects may have been deleted.
+        // Old entries may belong to deleted objects.
         failures.retain(|_, (_, last)| now.duration_since(*last) < MAX_BACKOFF * 10);
         let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
         let delay = delay(*count);
@@ -324,7 +325,7 @@ impl Backoff {
     }
 }
 
-/// The pause after a failure. `failures_before` is the number of consecutive failures before this one.
+/// The pause after a failure. `failures_before` is the number of consecutive failures before it.
 pub fn delay(failures_before: u32) -> Duration {
     MIN_BACKOFF
         .saturating_mul(1 << failures_before.min(16))

@@ -1,6 +1,5 @@
-//! The watches of an operator: one controller for each listed namespace, or a single controller for all namespaces. A
-//! listed namespace that cannot be watched, because it was deleted or its Role is missing, therefore delays no other
-//! namespace (invariant 15).
+//! The watches of an operator: one controller for each listed namespace, or one controller for all namespaces. A listed
+//! namespace that cannot be watched therefore does not delay other namespaces (invariant 15).
 
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
@@ -28,11 +27,11 @@ use crate::scope::Scope;
 use crate::watch_cache::{Raw, WatchCache};
 use crate::watch_pause::WatchPauses;
 
-/// Maximum number of concurrent reconciles of all controllers. An operator can turn off this limit with
-/// [`Controllers::without_concurrency_limit`].
+/// Maximum number of concurrent reconciles of all controllers. [`Controllers::without_concurrency_limit`] turns off
+/// this limit.
 const CONCURRENCY: u16 = 64;
 
-/// Maximum time after the first event in which reconciles wait for the caches of children.
+/// Maximum time, after the first event, that reconciles wait for the caches of child objects.
 const GATE: Duration = Duration::from_secs(5);
 
 /// The controllers of one kind, in the order of [`Scope::apis`].
@@ -45,11 +44,12 @@ where
     all: Vec<Watches<K>>,
 }
 
-/// The requests of watches to reconcile objects.
+/// A stream of requests to reconcile objects.
 pub(crate) type Requests<K> =
     BoxStream<'static, Result<ReconcileRequest<Guarded<K>>, watcher::Error>>;
 
-/// The watches of one controller. `kube::runtime::Controller` would hide its requests from the metrics of the queue.
+/// The watches of one controller. This crate uses them instead of `kube::runtime::Controller`, which does not show its
+/// requests to the metrics of the queue.
 pub(crate) struct Watches<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
@@ -60,10 +60,10 @@ where
     gate: Arc<Gate>,
 }
 
-/// Holds back the first reconciles until the caches of children are complete, but not longer than `patience`. If one
-/// kind cannot be watched, the reconciles then read from the API server.
+/// Delays the first reconciles until the caches of child objects are complete, at most for `patience`. A reconcile
+/// without a complete cache reads from the API server.
 struct Gate {
-    /// The number of caches that are not complete.
+    /// The number of incomplete caches.
     missing: watch::Sender<usize>,
     patience: Duration,
     opens: OnceLock<Instant>,
@@ -82,7 +82,7 @@ impl Gate {
         let opens = *self.opens.get_or_init(|| Instant::now() + self.patience);
         let mut missing = self.missing.subscribe();
         let complete = missing.wait_for(|missing| *missing == 0);
-        // The sender exists as long as the gate, so an error is impossible.
+        // The sender is a field of this gate, so `complete` cannot fail.
         let _ = tokio::time::timeout_at(opens, complete).await;
     }
 }
@@ -99,7 +99,7 @@ where
 {
     /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
-        // Retries of the client would hide an error of a watch for minutes.
+        // A client with retries would report the error of a watch only after minutes.
         let apis = operator.scope.apis(&operator.client_without_retry);
         let share = Config::default().concurrency(concurrency(apis.len()));
         let one = |api| {
@@ -123,7 +123,7 @@ where
         }
     }
 
-    /// Turns off the limit of concurrent reconciles. A reconcile that hangs must not delay other objects.
+    /// Turns off the limit of concurrent reconciles, so that a hanging reconcile does not delay other objects.
     #[must_use]
     pub fn without_concurrency_limit(mut self) -> Self {
         for one in &mut self.all {
@@ -134,8 +134,8 @@ where
 
     /// Reconciles the objects that `mapper` returns for each changed object of another kind.
     ///
-    /// Use [`kube::core::PartialObjectMeta`] as `Other`: an event only triggers a reconcile, so specs need not be
-    /// transferred or cached. An object with an invalid spec then does not end the watch.
+    /// Use [`kube::core::PartialObjectMeta`] as `Other`, so that the watch transfers and caches no specs, and an
+    /// invalid spec does not end the watch.
     #[must_use]
     pub fn watches<Other, I>(
         mut self,
@@ -171,11 +171,11 @@ where
         self
     }
 
-    /// Fills the cache with the children of one kind, and reconciles the owner of each child that changes: the `K` in
-    /// its owner references. The cache contains a change before the reconcile starts.
+    /// Fills the cache with child objects of one kind. When a child changes, its owner of kind `K` is reconciled. The
+    /// cache contains the change before the reconcile starts.
     ///
-    /// `notify` gets the UID of the owner, and the name, the namespace, the owners and the deletion timestamp of the
-    /// child.
+    /// `notify` is called with the UID of the owner, and with the name, the namespace, the owners and the deletion
+    /// timestamp of the child.
     #[must_use]
     pub fn children<Child>(
         mut self,
@@ -210,7 +210,7 @@ where
         self
     }
 
-    /// Reconciles the object that a message names. A message about an object that is not in the cache has no effect.
+    /// Reconciles the object that a message names. Ignores a message if the object is not in the cache.
     #[must_use]
     pub fn reconcile_on(
         mut self,
@@ -250,7 +250,7 @@ where
     }
 }
 
-/// The request to reconcile the owner of a child. `None` if no `K` owns it.
+/// The request to reconcile the child's owner of kind `K`. `None` if the child has no such owner.
 fn request<K, Child>(
     child: &ObjectMeta,
     notify: impl Fn(&str, &ObjectMeta),
@@ -274,7 +274,7 @@ where
     })
 }
 
-/// The requests of one watch, after the gate has opened. Forwards errors at once, so that the watch is retried.
+/// The requests of one watch, delayed until the gate opens. Errors are not delayed, so that the watch is retried.
 fn after<T: Send + 'static>(
     gate: Arc<Gate>,
     requests: impl Stream<Item = Result<T, watcher::Error>> + Send + 'static,
@@ -290,8 +290,8 @@ fn after<T: Send + 'static>(
     })
 }
 
-/// The requests of one watch, with a pause after each error. All watches pause concurrently: an outage of the API
-/// server interrupts all of them, and if they paused one after another, the pauses could add up to a minute.
+/// The requests of one watch, with a pause after each error. Each watch pauses separately, so the pauses do not add up
+/// when the API server is down.
 fn with_pauses<K: Resource>(
     requests: impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> + Send + 'static,
 ) -> Requests<K> {
@@ -314,15 +314,14 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects in the cache. A reconcile must call [`Self::select`] instead, which copies only the selected
-    /// objects.
+    /// All objects in the cache. A reconcile must call [`Self::select`] instead, which copies fewer objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
 
-    /// The objects for which `matches` is true. The predicate is called for each object in the cache, before the object
-    /// is copied. It should compare the namespace first and copy nothing, so that the objects of one namespace do not
-    /// slow down the reconciles of another namespace.
+    /// The objects for which `matches` returns true. `matches` is called for each object in the cache. It should
+    /// compare the namespace first and copy nothing, so that many objects in one namespace do not slow down other
+    /// namespaces.
     pub fn select(&self, matches: impl Fn(&Guarded<K>) -> bool) -> Vec<Arc<Guarded<K>>> {
         let selected = self.0.iter().map(|store| store.state_filter(&matches));
         selected.flatten().collect()
@@ -333,13 +332,13 @@ where
         self.select(|object| object.meta().namespace.as_deref() == Some(namespace))
     }
 
-    /// The object in the cache; `None` if the cache does not contain it.
+    /// The object in the cache. `None` if the cache does not contain it.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
     }
 
-    /// Whether the objects of every watched namespace have been listed since the start of the process. Otherwise an
-    /// object that is missing here may exist (invariant 1).
+    /// Whether the objects of every watched namespace were listed since the start of the process. If not, an object
+    /// that is not in the cache may still exist (invariant 1).
     pub fn is_complete(&self) -> bool {
         let mut stores = self.0.iter();
         stores.all(|store| matches!(store.wait_until_ready().now_or_never(), Some(Ok(()))))
@@ -415,7 +414,7 @@ mod tests {
             let next = requests.next().now_or_never().unwrap();
             assert_eq!(next.unwrap().unwrap(), expected);
         }
-        // A kind that cannot be watched delays the reconciles for a limited time.
+        // If a kind cannot be watched, the gate opens after its time limit.
         let hurried = gate(Duration::from_millis(10));
         let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
         assert_eq!(requests.next().await.unwrap().unwrap(), "a");
@@ -424,7 +423,7 @@ mod tests {
     #[test]
     fn controllers_share_the_concurrency_limit() {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-        // Each controller gets a limit of at least 1, because a limit of 0 would mean no limit.
+        // A limit of 0 would mean no limit, so each controller gets at least 1.
         assert_eq!(concurrency(1000), 1);
     }
 
@@ -440,7 +439,7 @@ mod tests {
         all.push(with_pauses(failing));
         all.push(with_pauses(working));
         let (mut errors, mut requests) = (0, 0);
-        // Nothing is awaited, so no pause can end.
+        // `now_or_never` does not wait, so no pause ends.
         while let Some(Some(next)) = all.next().now_or_never() {
             match next {
                 Ok(_) => requests += 1,
@@ -472,7 +471,7 @@ mod tests {
         assert_eq!(own, [Some("b".to_owned())]);
     }
 
-    /// While the predicate runs, only the cache and this test have references to the objects.
+    /// While the predicate runs, only the cache and this test refer to the objects.
     #[test]
     fn tenant_objects_are_not_copied_before_selection() {
         let mut writer = Writer::<Guarded<ConfigMap>>::new(());

@@ -1,8 +1,8 @@
-//! The operator's own CRD. If RBAC allows it, the operator creates or updates the CRD. Otherwise the operator waits for
-//! the CRD, and reports that it is missing or outdated.
+//! The operator's own CRD. The operator creates or updates the CRD if RBAC allows it. Otherwise it waits for the CRD,
+//! and reports a missing or outdated CRD.
 //!
-//! A CRD with the schemas of Kubernetes types takes megabytes of memory. The object is therefore built only where it is
-//! compared or written, and dropped afterwards.
+//! A CRD with the schemas of Kubernetes types takes megabytes of memory, so the operator builds the object only for a
+//! comparison or a write, and then drops it.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::answer::is_not_found;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a newer release.
+/// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a later release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Waits until objects of this kind can be listed. If the scope is a list of namespaces, one readable namespace is
-/// enough: a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, the operator
-/// first creates or updates the CRD that `create` builds.
+/// Waits until objects of this kind can be listed. If the scope lists namespaces, one readable namespace is enough,
+/// because a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, it builds the
+/// CRD that the operator first creates or updates.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
@@ -54,8 +54,8 @@ pub async fn ready(
     }
 }
 
-/// Why objects cannot be listed yet; `None` if they can be listed. The check does not read the CRD, because the
-/// operator may lack the permission.
+/// Why objects cannot be listed yet. `None` if they can be listed. Does not read the CRD, because the operator may lack
+/// the permission.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let one = |name: &String| Api::namespaced_with(client.clone(), name, kind);
     let apis: Vec<Api<DynamicObject>> = match scope.namespaces() {
@@ -80,7 +80,7 @@ async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<S
     problem
 }
 
-/// Creates or updates the CRD. The error is the text that users see.
+/// Creates or updates the CRD. The error is shown to users.
 async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Result<(), String> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = wanted.name_any();
@@ -97,8 +97,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // coreos/etcd-operator created its CRDs with `apiextensions.k8s.io/v1beta1`, which sets this field to `true`. The
-    // API server would then reject a schema with defaults.
+    // coreos/etcd-operator created CRDs that set this field to `true`. The API server would then reject a schema with
+    // defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))
@@ -116,12 +116,12 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     Ok(())
 }
 
-/// True if the operator overwrites the installed CRD `found` with `wanted`. A CRD without the release annotation was
-/// installed by the chart or a person, so the operator keeps it.
+/// True if the operator overwrites the installed CRD `found` with `wanted`. The operator keeps a CRD without the
+/// release annotation, because the chart or a person has installed it.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // A CRD without subresources is an exception: only coreos/etcd-operator created such CRDs, so the operator
-        // overwrites it.
+        // Exception: the operator overwrites a CRD without subresources, because only coreos/etcd-operator created such
+        // CRDs.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()

@@ -1,9 +1,9 @@
-//! The username and the password with which the operators authenticate to a cluster. These credentials are kept in
-//! memory only and never printed (invariant 14).
+//! The username and the passwords with which the operators authenticate to a cluster. They are kept only in memory and
+//! never printed (invariant 14).
 //!
-//! The credentials come from two Secrets. The user's Secret, which `spec.auth.secret` names, contains the desired
-//! password. The operator's own Secret contains the passwords that the operator has set in etcd or is about to set. The
-//! operators can log in as long as either Secret contains a correct password (invariant 21).
+//! The user's Secret, which `spec.auth.secret` names, contains the desired password. The operator's own Secret contains
+//! the passwords that the operator has set in etcd or is about to set. The operators can log in while one of the two
+//! Secrets contains a valid password (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::apply::is_marked;
 
 /// Time limit for one read of a Secret.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Key in the operator's own Secret. Its value is a JSON list of passwords, the newest first.
+/// Key in the operator's own Secret. The value is a JSON list of passwords, the newest first.
 pub const PASSWORDS: &str = "passwords";
 /// Key with the username, in both Secrets.
 pub const USERNAME: &str = "username";
 /// Key with the password, in the user's Secret.
 pub const PASSWORD: &str = "password";
-/// Maximum length of a password in bytes. etcd stores passwords as bcrypt hashes, which use only the first 72 bytes.
+/// Maximum length of a password in bytes. etcd hashes passwords with bcrypt, which uses only the first 72 bytes.
 const MAX_PASSWORD_BYTES: usize = 72;
 /// Maximum number of passwords in the operator's Secret.
 const MAX_PASSWORDS: usize = 8;
@@ -34,11 +34,11 @@ const MAX_PASSWORDS: usize = 8;
 /// The content of the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// The user to whom the passwords belong.
+    /// The user whom the passwords authenticate.
     pub user: String,
     /// The passwords, the newest first.
     pub passwords: Vec<String>,
-    /// The UID of the Secret. A recreated Secret has another UID.
+    /// The UID of the Secret, which differs if the Secret was deleted and created again.
     pub uid: String,
     /// The resourceVersion of the Secret, as precondition of the next write.
     pub resource_version: String,
@@ -51,8 +51,7 @@ pub struct Recorded {
 /// The credentials of a cluster, from both Secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password from `spec.auth.secret`, or the reason why the operator cannot read them. `None` without
-    /// `spec.auth`.
+    /// User and password from `spec.auth.secret`, or why they cannot be read. `None` if `spec.auth` is not set.
     wanted: Option<Result<(String, String), String>>,
     /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     recorded: Option<Recorded>,
@@ -67,26 +66,26 @@ impl fmt::Debug for ClusterAuth {
     }
 }
 
-/// How the recorded passwords compare to the desired password.
+/// How the passwords in the operator's own Secret compare to the desired password.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Record {
-    /// No password is recorded.
+    /// The operator's Secret does not exist or cannot be read.
     #[default]
     None,
-    /// Only the desired password is recorded.
+    /// The operator's Secret contains only the desired password.
     Wanted,
-    /// Only the desired password is recorded, but a person has changed the owner or the labels of the Secret.
+    /// The operator's Secret contains only the desired password, but its owner or its labels were changed.
     WantedUnmarked,
-    /// The desired password is recorded first, followed by other passwords.
+    /// The operator's Secret contains the desired password first, and other passwords after it.
     WantedFirst,
-    /// The desired password is not recorded first, or cannot be read from the user's Secret.
+    /// The operator's Secret does not contain the desired password first, or the desired password cannot be read.
     Others,
-    /// The content of the Secret cannot be parsed.
+    /// The operator's Secret cannot be parsed.
     Damaged,
 }
 
 impl ClusterAuth {
-    /// Reads both Secrets of a cluster. Without `spec.auth`, reads nothing.
+    /// Reads both Secrets of a cluster. Reads nothing if `spec.auth` is not set.
     pub async fn read(client: &Client, cluster: &EtcdCluster) -> Self {
         let namespace = cluster.namespace().unwrap_or_default();
         let Some(auth) = &cluster.spec.auth else {
@@ -108,14 +107,14 @@ impl ClusterAuth {
         }
     }
 
-    /// Why the credentials of the spec cannot be used. `None` if they can.
+    /// Why the user's Secret cannot be used. `None` if it can be used.
     pub fn fault(&self) -> Option<&str> {
         let wanted = self.wanted.as_ref()?;
         wanted.as_ref().err().map(String::as_str)
     }
 
-    /// The credentials for the login: the desired password first, then the recorded passwords. `None` without any
-    /// password.
+    /// The credentials for the login: first the desired password, then the passwords in the operator's Secret. `None`
+    /// if there is no password.
     pub fn credentials(&self) -> Option<Credentials> {
         let recorded = self.recorded.as_ref();
         let passwords = recorded
@@ -125,7 +124,7 @@ impl ClusterAuth {
             Some(Ok((user, password))) => Some(Credentials {
                 user: user.clone(),
                 password: password.clone(),
-                // Recorded passwords that belong to another user cannot be used.
+                // Passwords of another user cannot be used.
                 former: if recorded.is_some_and(|one| one.user == *user) {
                     passwords
                 } else {
@@ -143,12 +142,12 @@ impl ClusterAuth {
         }
     }
 
-    /// Whether the desired user is `root`. etcd requires this user before it enables authentication.
+    /// Whether the desired user is `root`, without which etcd cannot enable authentication.
     pub fn is_root(&self) -> bool {
         matches!(&self.wanted, Some(Ok((user, _))) if user == ROOT_USER)
     }
 
-    /// Compares the recorded passwords with the desired password.
+    /// Compares the passwords in the operator's Secret with the desired password.
     pub fn record(&self) -> Record {
         let Some(recorded) = &self.recorded else {
             return Record::None;
@@ -176,8 +175,8 @@ impl ClusterAuth {
         self.recorded.as_ref()
     }
 
-    /// The user and the passwords to record, the desired password first. If `others` is set, the recorded passwords of
-    /// the same user follow, because they may still be valid in etcd.
+    /// The user and the passwords for the operator's Secret, the desired password first. If `others` is set, the
+    /// passwords that the Secret already contains for this user follow, because they may still be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -200,7 +199,7 @@ impl ClusterAuth {
 /// the Secret.
 ///
 /// # Errors
-/// Fails if the Secret cannot be read or is incomplete. The text contains the field, the Secret and the remedy.
+/// Fails if the Secret cannot be read or is incomplete. The error names the field, the Secret and the remedy.
 pub async fn of_secret(
     client: &Client,
     namespace: &str,
@@ -262,7 +261,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let text = text.map_err(|_| {
         format!("has a value under the key {key} that is not UTF-8 text: correct the value")
     })?;
-    // Editors and `echo` append a line break, which is not part of the password.
+    // Editors and `echo` add a line break, which is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!(
@@ -372,7 +371,7 @@ mod tests {
         }
     }
 
-    /// Invariant 21: no password that etcd may have is dropped from the record.
+    /// Invariant 21: no password that may be valid in etcd is dropped from the operator's Secret.
     #[test]
     fn invariant_21_record_keeps_every_password_that_may_be_valid() {
         let changing = auth("c", &["b", "a"]);
@@ -387,7 +386,8 @@ mod tests {
         assert_eq!(auth("c", &[]).record(), Record::None);
     }
 
-    /// Invariant 21: the operators can log in with a recorded password while the user's Secret is missing.
+    /// Invariant 21: while the user's Secret is missing, the operators log in with a password from the operator's
+    /// Secret.
     #[test]
     fn invariant_21_recorded_password_is_used_without_user_secret() {
         let mut missing = auth("c", &["b"]);

@@ -1,8 +1,8 @@
-//! Grants of etcd endpoints to namespaces. The NetworkPolicy of every cluster admits the operators. An object of one
-//! tenant could therefore make an operator connect to the cluster of another tenant.
+//! Grants of etcd endpoints to namespaces. The NetworkPolicy of every cluster admits the operators, so an object of one
+//! tenant could make an operator connect to the cluster of another tenant.
 //!
 //! Objects outside of the operator's own namespace may therefore name only endpoints that the administrator has granted
-//! to their namespace (invariant 28). This module performs no I/O.
+//! to their namespace (invariant 28). Performs no I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,10 +10,10 @@ use std::str::FromStr;
 
 use api::names::{CLIENT_PORT, cluster_of_member, is_cluster_name};
 
-/// In a grant, this text matches every namespace or every host.
+/// Matches every namespace or every host in a grant.
 const ALL: &str = "*";
 
-/// The endpoints that one namespace or every namespace may name.
+/// A grant: endpoints that one namespace or every namespace may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointGrant {
     namespace: String,
@@ -24,7 +24,7 @@ pub struct EndpointGrant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// All DNS names that end with this text. The text begins with a dot.
+    /// All DNS names that end with this text, which begins with a dot.
     Below(String),
     One(Host),
 }
@@ -36,7 +36,7 @@ enum Host {
     Address(IpAddr),
 }
 
-/// The text of a grant that cannot be parsed.
+/// The error for a grant that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<host>[:<port>], such as team-a=etcd.example.com, team-a=*.example.com:12379 or \
@@ -87,14 +87,14 @@ impl EndpointGrant {
     }
 }
 
-/// How an administrator grants endpoints, for messages.
+/// How an administrator grants endpoints. For messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantedBy {
     /// Name of the operator, such as `backup operator`.
     pub operator: &'static str,
     /// The flag with which an administrator grants endpoints.
     pub flag: &'static str,
-    /// The chart value for this flag.
+    /// The chart value that sets this flag.
     pub value: &'static str,
 }
 
@@ -102,13 +102,13 @@ pub struct GrantedBy {
 #[derive(Clone, Debug, Default)]
 pub struct EndpointGrants {
     by: GrantedBy,
-    /// The operator's own namespace, which needs no grants. If `None`, no namespace needs grants.
+    /// The operator's own namespace, which needs no grants. `None` means that no namespace needs grants.
     own: Option<String>,
     grants: Vec<EndpointGrant>,
 }
 
 impl EndpointGrants {
-    /// Invariant 28: every namespace except the operator's own needs grants, whatever the scope of the operator is.
+    /// Invariant 28: for every scope of the operator, every namespace except the operator's own needs grants.
     pub fn new(own: &str, by: GrantedBy, grants: Vec<EndpointGrant>) -> Self {
         Self {
             by,
@@ -134,7 +134,7 @@ impl EndpointGrants {
     }
 }
 
-/// The etcd endpoints that objects of one namespace may name. The default is no restriction.
+/// The etcd endpoints that objects of one namespace may name. The default allows all endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRule {
     limit: Option<Limit>,
@@ -153,11 +153,11 @@ impl EndpointRule {
         self.limit.is_some()
     }
 
-    /// Checks that an operator may connect to a URL. The URL comes from an object or from the response of an etcd, so
-    /// it may be hostile.
+    /// Checks that an operator may connect to a URL. The URL may be hostile, because it comes from an object or from an
+    /// etcd response.
     ///
     /// # Errors
-    /// Fails if no grant covers the URL. The text contains the remedy. The caller puts the field and the URL in front.
+    /// Fails if no grant covers the URL. The error contains the remedy. The caller adds the field and the URL.
     pub fn check(&self, url: &str) -> Result<(), String> {
         let Some(limit) = &self.limit else {
             return Ok(());
@@ -205,8 +205,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong, found only by the exact DNS
-/// names of their Services and pods. Empty for an IP address, because another pod may have the address later.
+/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong, by the exact DNS names of their
+/// Services and pods. Empty for an IP address, because it may later belong to another pod.
 pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
     let Some((Host::Name(host), CLIENT_PORT)) = target(url) else {
         return Vec::new();
@@ -233,7 +233,7 @@ pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
         .collect()
 }
 
-/// The host and the port of a URL. `None` if another program could find a different host in the URL.
+/// The host and the port of a URL. `None` if other programs could find a different host in the URL.
 fn target(url: &str) -> Option<(Host, u16)> {
     let (scheme, rest) = url.split_once("://")?;
     let usual = match scheme {
@@ -264,15 +264,15 @@ fn split_port(text: &str, usual: u16) -> Option<(&str, u16)> {
     let Some((host, port)) = text.split_once(':') else {
         return Some((text, usual));
     };
-    // The port must consist of digits, because `parse` would also accept a sign, as in `+2379`.
+    // The port must consist of digits, because `parse` also accepts a sign, as in `+2379`.
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse::<u16>().ok();
     let port = port.filter(|port| *port > 0 && is_number)?;
     Some((host, port))
 }
 
-/// Whether a text is a DNS name in lower case. A name whose last label begins with a digit, such as `0x7f.1`, is
-/// rejected, because resolvers read it as an IP address.
+/// Whether a text is a DNS name in lower case. Rejects a name whose last label begins with a digit, such as `0x7f.1`,
+/// because resolvers parse it as an IP address.
 fn is_name(text: &str) -> bool {
     let is_numeric = |label: &str| label.starts_with(|first: char| first.is_ascii_digit());
     text.split('.').all(is_label) && !text.rsplit('.').next().is_some_and(is_numeric)
@@ -316,7 +316,7 @@ mod tests {
         }
         assert!(rule(&[], "operators").allows(url));
         assert!(!rule(&[], "operators").is_limited());
-        // The grant that the message proposes is sufficient.
+        // The grant that the error message proposes is sufficient.
         let granted = ["team-b=main-client.team-a.svc:2379"];
         assert!(rule(&granted, "team-b").allows(url));
         assert!(!rule(&granted, "team-c").allows(url));
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Programs may find different hosts in these URLs. Even a grant for all hosts does not cover the URLs.
+    /// Programs can find different hosts in these URLs, so not even a grant for all hosts covers them.
     const AMBIGUOUS: [&str; 27] = [
         "",
         "main-client.b.svc:2379",

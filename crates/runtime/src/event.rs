@@ -1,9 +1,7 @@
-//! Publishes notices as Events. A new notice creates an Event, and a repeated notice increments the count of this
-//! Event.
+//! Publishes notices as Events. A new notice creates an Event. A repeated notice increments the count of this Event.
 //!
-//! Only the name and the count of an Event are kept in memory. The recorder of `kube` is not used, because it takes
-//! kilobytes for each note: it keeps whole Events, and drops expired ones only at the next publication. It also
-//! distinguishes Events only by their reason.
+//! Keeps only the name and the count of an Event in memory. kube's recorder keeps whole Events, which take kilobytes
+//! each, and distinguishes them only by their reason.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,19 +18,17 @@ use crate::answer::is_not_found;
 use crate::logs::in_background;
 use crate::notice::Notice;
 
-/// A notice that is repeated within this time increments the count of its Event. After this time, it creates a new
-/// Event.
+/// Within this time, a repeated notice increments the count of its Event. Later, it creates a new Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
-/// Time limit for the publication of one Event, because later Events of the same object wait for it. The limit is
-/// shorter than the refill interval of the rate limit, so that the queue does not grow without bounds.
+/// Time limit for the publication of one Event, because later Events of the same object wait for it. The rate limit
+/// allows one Event in a longer interval, so the queue cannot grow without bounds.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of the note of an Event in bytes (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 
-/// The publications of each object that are in flight. They are sent in order: a count that arrives before its Event is
-/// created, or after a higher count, would be lost. Each publication is a task that waits for the previous task of its
-/// object, so no reconcile waits for an Event, and objects do not wait for each other. The rate limit bounds the number
-/// of tasks.
+/// The Events that are being published. The Events of one object are sent in order, because a count that arrives before
+/// its Event, or after a higher count, would be lost. Each publication is a task that waits for the previous task of
+/// its object, so reconciles and other objects do not wait.
 pub(crate) struct Queue {
     last: HashMap<String, JoinHandle<()>>,
     deadline: Duration,
@@ -48,7 +44,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Publishes after all earlier publications about this object have succeeded, failed or timed out.
+    /// Publishes an Event after all earlier Events of this object were sent, failed or timed out.
     pub(crate) fn push(
         &mut self,
         object: &str,
@@ -58,10 +54,10 @@ impl Queue {
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = async move {
             if let Some(before) = before {
-                // If the previous task panicked, the queue continues.
+                // The task continues even if the previous task has panicked.
                 let _ = before.await;
             }
-            // Without the timeout, a request without a response would block the queue.
+            // Without this time limit, a request without a response would block the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
         };
         let task = tokio::spawn(in_background(task));
@@ -86,7 +82,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The Event for a notice about the object with this name. `last` is the previous Event for the same notice, with
+    /// The Event for a notice about the object with this name. `last` is the previous Event for the same notice, and
     /// the time of its publication.
     pub(crate) fn next(last: Option<(Self, Instant)>, object: Option<&str>, now: Instant) -> Self {
         match last {
@@ -118,8 +114,7 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The Event whose count should increase was deleted or has expired, by default after an hour. A new
-                // Event is created.
+                // The Event was deleted or has expired (by default after an hour), so the operator creates a new Event.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }
@@ -172,7 +167,8 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Without a queue, two worker threads would publish later Events while the first publication is slow.
+    /// The test needs two worker threads. They would publish later Events during the first publication if there were no
+    /// queue.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();

@@ -1,5 +1,5 @@
-//! Objects in the watch cache. An object that cannot be parsed does not end the watch. Data that no operator uses is
-//! not cached.
+//! Objects in the watch cache. An object that cannot be parsed does not end the watch. The cache omits data that no
+//! operator uses.
 
 use std::borrow::Cow;
 
@@ -9,8 +9,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
-/// An object, or the error with which it could not be parsed. `metadata.managedFields` is removed, because as parsed
-/// JSON it takes several times the memory of the rest of the object.
+/// An object, or the error with which parsing it failed. `metadata.managedFields` is removed, because it takes several
+/// times the memory of the rest of the object.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

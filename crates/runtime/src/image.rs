@@ -1,5 +1,4 @@
-//! The image of the running operator. If a pod prepares the data of a member before etcd starts, its init container
-//! runs this image.
+//! The operator's own image, which init containers run to prepare the data of a member before etcd starts.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -10,7 +9,7 @@ use member::OperatorImage;
 
 use crate::Operator;
 
-/// The operator's own image. It is read from the operator's pod at the first use.
+/// The operator's own image. It is read from the operator's pod when it is first needed.
 pub struct OwnImage {
     client: Client,
     namespace: String,
@@ -19,7 +18,7 @@ pub struct OwnImage {
 }
 
 impl OwnImage {
-    /// Uses `image`. If `image` is `None`, uses the image of the operator's own pod.
+    /// Uses `image`, or the image of the operator's pod if `image` is `None`.
     pub fn new(operator: &Operator, image: Option<String>) -> Self {
         let known = image.map(|image| OperatorImage {
             image,
@@ -36,7 +35,7 @@ impl OwnImage {
     /// Returns the image.
     ///
     /// # Errors
-    /// Fails if the operator's pod cannot be read. The text contains the reason and the remedy.
+    /// Fails if the operator's pod cannot be read. The error contains the reason and the remedy.
     pub async fn get(&self) -> Result<&OperatorImage, String> {
         self.known.get_or_try_init(|| self.read()).await
     }

@@ -1,8 +1,7 @@
-//! Leader election with a Lease that has the name of the binary. A standby tries to take the Lease every two seconds,
-//! so it takes over a released lease quickly. A leader that cannot renew its lease stops before another process can
-//! take it over.
+//! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
+//! Lease. A leader that cannot renew its lease stops before another process can take it over.
 //!
-//! A lease is no fencing: for a moment, two processes may both regard themselves as leader. The preconditions of the
+//! A lease is no fencing: two processes may briefly both regard themselves as leader. The preconditions of the
 //! operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
@@ -16,12 +15,13 @@ use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
-/// How long before its expiry a lease is renewed. A leader whose renewals fail for this time stops.
+/// A leader starts to renew its lease this long before the expiry. If the renewals fail for this time, the leader
+/// stops.
 const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time limit for each request about the lease, so that no request hangs for longer than the lease is valid. The limit
-/// also closes idle connections, so it is longer than the retry interval of a standby.
+/// Time limit for each request about the lease, so that no request hangs until the lease expires. The limit also closes
+/// idle connections, so it is longer than a standby's retry interval.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the leader election failed or the lease was lost.
@@ -33,13 +33,13 @@ pub enum Error {
     /// Another process holds the lease.
     #[error("the lease {name} was taken over by another process")]
     Taken {
-        /// The Lease that another process now holds.
+        /// The name of the Lease that another process holds.
         name: String,
     },
     /// The lease could not be renewed in time.
     #[error("the lease {name} was not renewed in time")]
     NotRenewed {
-        /// The Lease that this process held.
+        /// The name of the Lease that this process held.
         name: String,
         /// The error of the last attempt.
         #[source]
@@ -54,7 +54,7 @@ pub struct Candidate {
     pub name: String,
     /// Namespace of the Lease, which is the namespace of the operator.
     pub namespace: String,
-    /// The name of the pod. It identifies the candidate among all candidates.
+    /// The name of the operator's pod, which identifies the candidate.
     pub identity: String,
 }
 
@@ -64,8 +64,8 @@ pub struct Lease {
     lock: LeaseManager,
 }
 
-/// Creates the client for the lease. Its requests time out long before the lease expires. It does not retry requests
-/// that the API server rejects with 429, 503 or 504, because such retries can take minutes.
+/// Creates the client for the lease. Its requests time out long before the lease expires, and are not retried after
+/// 429, 503 or 504, because such retries can take minutes.
 ///
 /// # Errors
 /// Fails if the client cannot be created from `config`.
@@ -75,7 +75,7 @@ pub fn client(mut config: Config) -> Result<Client, Error> {
     sending_once(config).map_err(Error::Client)
 }
 
-/// Waits until this process holds the lease. Failures are logged, and retried without limit.
+/// Waits until this process holds the lease. Logs failures, and retries without limit.
 pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     let mut logged = false;
     loop {
@@ -89,7 +89,10 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
                 return Lease { candidate, lock };
             }
             Ok(None) if !logged => {
-                info!(lease = candidate.name, "standby: another process leads");
+                info!(
+                    lease = candidate.name,
+                    "standby: another process holds the lease"
+                );
                 logged = true;
             }
             Ok(None) => {}
@@ -106,8 +109,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries to take the lease for one retry interval. Each attempt creates a new `LeaseManager`, because a `LeaseManager`
-/// reads the Lease only when it is created and when the lease that it has read expires.
+/// Tries to take the lease for one retry interval. Each attempt creates a new `LeaseManager`, because an existing one
+/// reads the Lease again only after the lease that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
@@ -128,8 +131,8 @@ async fn attempt(
 }
 
 impl Lease {
-    /// Renews the lease until renewals have failed for too long, or another process has taken the lease. Returns the
-    /// failure.
+    /// Renews the lease. Returns the error when renewals have failed for too long, or when another process has taken
+    /// the lease.
     pub async fn hold(&self) -> Error {
         let mut outage = Outage::default();
         loop {
@@ -159,7 +162,7 @@ impl Lease {
         }
     }
 
-    /// Releases the lease. A standby then takes it within its retry interval.
+    /// Releases the lease, so that a standby can take it within its retry interval.
     pub async fn release(self) {
         match timeout(GRACE, self.lock.release()).await {
             Ok(Ok(())) => info!(lease = self.candidate.name, "lease released"),
@@ -179,8 +182,8 @@ impl Lease {
     }
 }
 
-/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal has succeeded
-/// during the pause, so the second failure starts a new outage.
+/// Groups failed renewals into outages. After a long pause, a failure starts a new outage, because a renewal must have
+/// succeeded in the pause.
 #[derive(Default)]
 struct Outage {
     began: Option<Instant>,
@@ -223,7 +226,7 @@ mod tests {
         );
     }
 
-    /// If the client retried for minutes, the leader would notice too late that its lease was not renewed.
+    /// With retries for minutes, a leader would detect too late that its lease was not renewed.
     #[tokio::test]
     async fn lease_requests_are_not_retried() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,8 +1,9 @@
-//! The code that the three operators share: the start of a process, the leader lease, the controller, the writes to the
-//! API server, the access to the members of a cluster, schedules and clocks. This crate also reports the outcome of
-//! each reconcile as a log line, an Event and a metric.
+//! Code that the three operators share: the start of a process, the leader election, the controller, the writes to the
+//! API server, the access to the members of a cluster, schedules and clocks. It also reports the outcome of each
+//! reconcile as a log line, an Event and a metric.
 //!
-//! This crate does not depend on the crates of the operators. It makes no decision about clusters, backups or restores.
+//! This crate does not depend on the crates of the operators, and makes no decision about clusters, backups or
+//! restores.
 
 pub mod admin;
 mod answer;

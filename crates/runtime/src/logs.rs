@@ -1,8 +1,7 @@
 //! The logs of a process: text or JSON on standard error, and traces for an OpenTelemetry collector.
 //!
-//! Every line of a reconcile has the kind, the namespace and the name of the object, and the ID of the reconcile. They
-//! are the fields of a span of this module, and not of a span of kube_runtime, so no filter of a dependency removes
-//! them.
+//! Every line of a reconcile contains the kind, the namespace and the name of the object, and the ID of the reconcile.
+//! These fields belong to a span of this module, so no log filter for a dependency removes them.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -23,10 +22,10 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::traces::{TRACE_ONLY, Traces};
 
-/// The filter if `RUST_LOG` is not set. The spans of kube_runtime would repeat the name of the object.
+/// The filter if `RUST_LOG` is not set. It hides the spans of kube_runtime, which would repeat the name of the object.
 const DEFAULT_FILTER: &str = "info,kube_runtime=warn";
 
-/// Logs to standard error, as text or as JSON. `RUST_LOG` sets the filter. `traces` also receives the spans.
+/// Starts to log to standard error, as text or as JSON. `RUST_LOG` sets the filter. `traces` receives the spans.
 pub(crate) fn start(json: bool, traces: Option<&Traces>) {
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
@@ -39,7 +38,7 @@ pub(crate) fn start(json: bool, traces: Option<&Traces>) {
         output.with_filter(filter).boxed()
     };
     let subscriber = tracing_subscriber::registry().with(output);
-    // In tests, this function is called several times in one process. Only the first call has an effect.
+    // Tests call this function several times in one process. Only the first call has an effect.
     let started = match traces {
         Some(traces) => subscriber.with(traces.layer()).try_init(),
         None => subscriber.try_init(),
@@ -49,7 +48,7 @@ pub(crate) fn start(json: bool, traces: Option<&Traces>) {
     }
 }
 
-/// Logs each panic as an event. The text that Rust prints by default would break a reader of JSON lines.
+/// Logs each panic as an event, because Rust's default text is not JSON.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
@@ -58,7 +57,7 @@ tokio::task_local! {
     static CURRENT: Identity;
 }
 
-/// The fields of every line of a reconcile.
+/// The fields of every log line of a reconcile.
 #[derive(Clone)]
 struct Identity {
     kind: String,
@@ -78,8 +77,8 @@ impl Identity {
     }
 }
 
-/// Runs a reconcile in a span with a new ID. The span has the level of errors, so it is enabled in every filter that
-/// shows any line of this crate.
+/// Runs a reconcile in a span with a new ID. The span has the level `ERROR`, so that every filter that shows lines of
+/// this crate also shows the span's fields.
 pub(crate) async fn in_reconcile<F: Future>(object: &ObjectReference, work: F) -> F::Output {
     let identity = Identity::new(object);
     let span = tracing::error_span!(
@@ -92,14 +91,14 @@ pub(crate) async fn in_reconcile<F: Future>(object: &ObjectReference, work: F) -
     CURRENT.scope(identity, work.instrument(span)).await
 }
 
-/// Runs a stage of a reconcile in a span that is only traced.
+/// Runs a stage of a reconcile in a span that appears only in traces.
 pub fn in_stage<F: Future>(stage: &'static str, work: F) -> Instrumented<F> {
     let span = tracing::debug_span!(target: TRACE_ONLY, "stage", otel.name = stage);
     work.instrument(span)
 }
 
-/// Prepares a task that a reconcile starts and does not wait for. The lines of the task have the ID of this reconcile.
-/// The task has a span of its own, because the trace of the reconcile must not last as long as the task.
+/// Prepares a task that continues after its reconcile. The log lines of the task have the ID of the reconcile. The task
+/// has its own span, so that the trace of the reconcile does not last as long as the task.
 pub fn in_background<F: Future>(task: F) -> Instrumented<F> {
     let span = CURRENT.try_with(|identity| {
         tracing::error_span!(
@@ -114,8 +113,8 @@ pub fn in_background<F: Future>(task: F) -> Instrumented<F> {
     task.instrument(span.unwrap_or_else(|_| Span::none()))
 }
 
-/// Writes each event as one JSON object in one line. The fields of the event and of its spans are on the top level.
-/// Their order is alphabetical.
+/// Writes each event as one JSON object in one line. The fields of the event and of its spans are on the top level, in
+/// alphabetical order.
 struct JsonLines;
 
 impl<S> FormatEvent<S, JsonFields> for JsonLines
@@ -147,8 +146,8 @@ where
     }
 }
 
-/// Adds the fields of an event to a line. A field with the name of an existing field gets the prefix `event.`, so that
-/// `name` is always the name of the reconciled object.
+/// Adds the fields of an event to a line. A field whose name already exists gets the prefix `event.`, so that `name` is
+/// always the name of the reconciled object.
 struct Fields<'a>(&'a mut Map<String, Value>);
 
 impl Fields<'_> {
@@ -212,7 +211,7 @@ mod tests {
         }
     }
 
-    /// The JSON lines that `work` logs with a filter.
+    /// The JSON lines that `work` logs with this filter.
     async fn logged(filter: &str, work: impl Future<Output = ()>) -> Vec<Map<String, Value>> {
         let output = Output::default();
         let writer = output.clone();

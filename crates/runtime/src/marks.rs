@@ -1,7 +1,7 @@
-//! The two conditions that every operator writes in the same way: `Unreadable` on an object that cannot be parsed, and
-//! `Managed`, which reports whether an operator manages the object.
+//! Two conditions that all operators write: `Unreadable` on an object that cannot be parsed, and `Managed`, which
+//! reports whether an operator manages the object.
 //!
-//! Each of the two conditions has its own field manager, so the rest of the status is not changed.
+//! Each condition has its own field manager, so that writing it does not change the rest of the status.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -28,15 +28,15 @@ pub const UNREADABLE: &str = "Unreadable";
 /// Type of the condition that reports whether an operator manages the object.
 pub const MANAGED: &str = "Managed";
 
-/// After this time, an object outside of this operator's scope is reported as unmanaged. Until then, the operator that
-/// manages the object may be starting or waiting for its lease.
+/// After this time, an object outside of this operator's scope is reported as unmanaged, unless another operator has
+/// reported that it manages the object. The other operator may need this time to start.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The watch delivers a condition that this process has written within this time. Until then, a missing condition is
-/// not written again.
+/// The watch delivers a written condition within this time. Until then, this process does not write a missing condition
+/// again.
 const DELIVERY: Duration = Duration::from_secs(2);
 
-/// If an object still cannot be parsed and no watch event about it arrived for this time, the object is reported again.
+/// A parse error of an object is reported again after this time without a watch event about the object.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
@@ -48,9 +48,10 @@ pub(crate) struct Marks<K> {
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// The last reported parse error of each object, by UID. The same error is not written again.
+    /// The last reported parse error of each object, by UID. An error is reported only if it differs.
     unreadable: Mutex<Unreadable>,
-    /// Objects outside of this operator's scope, by UID: the scope annotation, and when the operator first saw it.
+    /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time since which
+    /// it is known.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     /// Objects that this process has reported as managed, by UID.
     claimed: Mutex<HashMap<String, Claim>>,
@@ -92,7 +93,8 @@ where
         }
     }
 
-    /// Invariant 15: the object gets a condition and an Event, and delays no other object.
+    /// Invariant 15: reports an object that cannot be parsed with a condition and an Event. Other objects are not
+    /// delayed.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
         if !is_new_error(
             &mut locked(&self.unreadable),
@@ -122,9 +124,9 @@ where
         }
     }
 
-    /// Sets the condition `Managed`. If another operator has set the condition, this process replaces it once, because
-    /// an uninstalled release leaves its condition behind. If the other operator still runs and sets the condition
-    /// again, this process no longer replaces it. Otherwise the two would overwrite each other forever.
+    /// Sets the condition `Managed`. A condition of another operator is replaced once, because that operator may be
+    /// uninstalled. If the other operator sets its condition again, it still runs, and this process keeps its
+    /// condition.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let now = Instant::now();
@@ -151,9 +153,9 @@ where
         is_report_of(managed, &self.scope, &claim)
     }
 
-    /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
-    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check. `None` if
-    /// no further check is needed.
+    /// Handles an object whose scope annotation requires another operator. Reports the object as unmanaged if no such
+    /// operator reports within [`GRACE`] that it manages the object. Returns the delay until the next check, or `None`
+    /// if no check is needed.
     pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
@@ -188,7 +190,7 @@ where
 
     fn grace_left(&self, uid: String, annotation: Option<&str>, now: Instant) -> Duration {
         let mut waiting = locked(&self.waiting);
-        // Drops old entries, because their objects may have been deleted.
+        // Old entries may belong to deleted objects.
         waiting.retain(|_, (_, since)| now.duration_since(*since) < GRACE * 100);
         let fresh = || (annotation.map(str::to_owned), now);
         let seen = waiting.entry(uid).or_insert_with(fresh);
@@ -198,8 +200,8 @@ where
         GRACE.saturating_sub(now.duration_since(seen.1))
     }
 
-    /// Applies the conditions with a separate field manager. With the operator's field manager, server-side apply
-    /// would remove all other fields of the status, including the records of invariant 10. Returns true on success.
+    /// Applies the conditions with their own field manager. Returns true on success. Under the operator's field
+    /// manager, server-side apply would remove all other fields of the status, even the records of invariant 10.
     async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) -> bool {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
             return false;
@@ -247,20 +249,20 @@ impl Scope {
     }
 }
 
-/// The message of the condition `Managed` with the status `True`: the name and the namespace of the operator.
+/// The message of the condition `Managed` with status `True`, which names the operator and its namespace.
 fn claim(operator: &str, namespace: &str) -> String {
     format!("managed by {operator} in namespace {namespace}")
 }
 
-/// Whether an operator with this scope and this message has written the condition `Managed`, with the status `True`.
+/// Whether the operator with this scope and message has set the condition `Managed` to `True`.
 fn is_report_of(managed: &Value, scope: &Scope, claim: &str) -> bool {
     managed["status"] == "True"
         && managed["reason"] == scope.reason()
         && managed["message"] == claim
 }
 
-/// Records a reconcile of a managed object. Returns the earlier entry; `None` if this process has not yet reported the
-/// object as managed. Entries of deleted objects expire. They are searched only when the number of entries has doubled.
+/// Records a reconcile of a managed object. Returns the object's previous entry. `None` if this process has not
+/// reported the object as managed yet. Drops expired entries when the number of entries has doubled.
 fn last_claim(claimed: &mut HashMap<String, Claim>, uid: String, now: Instant) -> Option<Claim> {
     let known = claimed.get(&uid).copied();
     if known.is_none() && claimed.len().is_power_of_two() {
@@ -340,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_error_is_reported_once_and_later_forgotten() {
+    fn parse_error_is_reported_once_until_it_expires() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()
@@ -369,8 +371,8 @@ mod tests {
             let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row has a condition and one result for each scope in `scopes`. The result is true if an operator in
-        // `ops` with this scope has written the condition.
+        // Each row has a condition, and for each scope in `scopes` whether the operator in `ops` with this scope has
+        // written the condition.
         for (report, expected) in [
             (report("True", "Namespaced", "ops"), [true, false, false]),
             (report("True", "ClusterWide", "ops"), [false, true, true]),

@@ -5,14 +5,14 @@
 pub struct Notice {
     /// Whether the Event has the type Warning.
     pub warning: bool,
-    /// The reason of the Event, in PascalCase. It never changes between releases.
+    /// The reason of the Event, in PascalCase. It must not change between releases.
     pub reason: &'static str,
-    /// The action of the operator: a verb in PascalCase. It never changes between releases.
+    /// The operator's action, as a verb in PascalCase. It must not change between releases.
     pub action: &'static str,
     /// The message. If a user must act, it contains the remedy.
     pub note: String,
-    /// True if the notice is about a change that the operator has made. Each change is published. A state is published
-    /// only once while it lasts.
+    /// True if the notice is about a change that the operator has made, false if it is about a state. Each change is
+    /// published. A state is published only once while it lasts.
     pub change: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Publishes the result of each reconcile as log lines, Events and metrics.
+//! Reports the result of each reconcile as log lines, Events and metrics.
 //!
-//! The labels of metrics are `&'static str`s and namespaces, so their number is limited. The text of an error is in
-//! logs and Events, and never in a label.
+//! The labels of metrics are fixed texts and namespaces, so their number is limited. The text of an error appears only
+//! in logs and Events.
 //!
 //! Invariant 14: callers never pass the content of a Secret to this module.
 
@@ -23,9 +23,9 @@ use tracing::{debug, info, warn};
 use crate::event::{Queue, Reporter, SERIES, Series};
 pub use crate::notice::Notice;
 
-/// A state that has not changed is published again after this time, because Events expire after an hour by default.
+/// A state that lasts is published again after this time, because Events expire (by default after an hour).
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
-/// Maximum number of Events in a burst, for one reason and one object.
+/// Maximum number of Events in a burst, for one object and one reason.
 const BURST: u32 = 20;
 /// After a burst, one Event is allowed in each interval of this length.
 const REFILL: Duration = Duration::from_secs(30);
@@ -33,23 +33,23 @@ const REFILL: Duration = Duration::from_secs(30);
 /// The result of a successful reconcile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Maximum time until the next reconcile. `None` means that only a change triggers the next reconcile.
+    /// Maximum time until the next reconcile. If `None`, only a change of an object triggers the next reconcile.
     pub requeue: Option<Duration>,
     /// Notices for users. Each notice becomes an Event and a log line.
     pub notices: Vec<Notice>,
 }
 
-/// An error of a reconcile. It has one of few fixed reasons.
+/// An error of a reconcile, with one of a few fixed reasons.
 pub trait Failure: StdError + Send + Sync + 'static {
-    /// The reason in PascalCase, for the metric label and the Event. It never changes between releases.
+    /// The reason in PascalCase, for the metric label and the Event. It must not change between releases.
     fn reason(&self) -> &'static str;
 
-    /// Changes that the reconcile made before it failed.
+    /// The changes that the reconcile made before it failed.
     fn notices(&self) -> &[Notice] {
         &[]
     }
 
-    /// Time until the retry; `None` applies the back-off. A failure with a time does not increase the back-off.
+    /// Time until the retry, which does not increase the back-off. If `None`, the back-off determines the time.
     fn retry_after(&self) -> Option<Duration> {
         None
     }
@@ -76,9 +76,9 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics. `word` is a part of their names, as in `etcd_operator_cluster_reconcile_...`.
+    /// Registers the metrics. Their names contain `word`, as in `etcd_operator_cluster_reconcile_...`.
     pub fn register(registry: &mut Registry, word: &str) -> Self {
-        // The buckets cover 5 ms to 82 s. A reconcile that takes longer than that is stuck.
+        // The buckets cover 5 ms to 82 s.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
         let metrics = Self {
             duration: Family::new_with_constructor(buckets),
@@ -92,8 +92,8 @@ impl Metrics {
             "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
-        // coreos/etcd-operator uses the name above, which has no unit. The metric is also exported under a name with
-        // the unit.
+        // coreos/etcd-operator uses the name above, which has no unit. The same metric is also exported under a name
+        // with its unit.
         registry.register(
             "reconcile_duration_seconds",
             "Duration of a reconcile in seconds",
@@ -121,20 +121,20 @@ impl Metrics {
 /// The notices that were published recently, and the rate limits.
 #[derive(Default)]
 struct History {
-    /// The notices of each object: by UID of the object and reason, and then by note.
+    /// The published notices, by the UID of the object and the reason, and then by the note.
     notes: HashMap<(String, &'static str), HashMap<String, Published>>,
     /// The rate limits, by UID of the object and reason.
     allowances: HashMap<(String, &'static str), Allowance>,
 }
 
-/// The note of an Event that was published.
+/// A notice that was published as an Event.
 struct Published {
     at: Instant,
     series: Series,
-    /// True if the state has ended. If the state occurs again, the note is published again.
+    /// True if the state has ended. If it occurs again, its note is published again.
     ended: bool,
-    /// True if the note reports a change. A repeated change is published again. This entry then only identifies the
-    /// Event whose count the repetition increments.
+    /// True if the note reports a change. Each repetition of a change is published, and increments the count of the
+    /// same Event.
     change: bool,
 }
 
@@ -145,9 +145,9 @@ impl Published {
     }
 }
 
-/// The rate limit for Events with one reason about one object: a burst of [`BURST`] Events, and then one Event per
-/// [`REFILL`]. An unstable cluster therefore cannot overload the API server with Events. Each reason has its own limit,
-/// so many failures do not suppress the Event of the recovery.
+/// The rate limit for Events of one object and one reason: a burst of [`BURST`] Events, and then one Event per
+/// [`REFILL`]. It prevents an unstable cluster from overloading the API server. Because each reason has its own limit,
+/// many failures do not suppress the Event of the recovery.
 struct Allowance {
     left: u32,
     since: Instant,
@@ -168,9 +168,9 @@ impl Allowance {
 
 enum Decision {
     Publish(Series),
-    /// Not published: the same state was published before, and has not ended.
+    /// The state was already published and has not ended, so the notice is not published.
     Duplicate,
-    /// Not published: the rate limit allows no Event now.
+    /// The rate limit allows no Event now, so the notice is not published.
     RateLimited,
 }
 
@@ -180,7 +180,7 @@ pub struct Report {
     reporter: Reporter,
     metrics: Metrics,
     history: Mutex<History>,
-    /// Lock `queue` before `history`.
+    /// To prevent a deadlock, code that needs both locks must lock `queue` before `history`.
     queue: Mutex<Queue>,
 }
 
@@ -200,7 +200,7 @@ impl Report {
         }
     }
 
-    /// Creates one series of each metric, because metrics without a series are not exported.
+    /// Creates one series of each metric, because Prometheus exports no metric without a series. For tests.
     #[cfg(test)]
     pub(crate) fn fill_metrics(&self) {
         let namespace = String::new();
@@ -215,7 +215,7 @@ impl Report {
         self.metrics.notices.get_or_create(&why).inc();
     }
 
-    /// Publishes the result of one reconcile. If the publication fails, the reconcile is not affected.
+    /// Reports the result of one reconcile. A failed publication does not affect the reconcile.
     pub fn outcome<F: Failure>(
         &self,
         object: &ObjectReference,
@@ -253,7 +253,7 @@ impl Report {
         }
     }
 
-    /// Marks each published state as ended if `notices`, the notices of the latest reconcile, do not contain it.
+    /// Marks the published states that are not in `notices` as ended. `notices` are those of the latest reconcile.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {
@@ -266,9 +266,9 @@ impl Report {
         }
     }
 
-    /// Publishes a notice as an Event and logs it, unless the same state was published before.
+    /// Logs a notice and publishes it as an Event, unless the same state was already published.
     pub fn publish(&self, object: &ObjectReference, notice: &Notice) {
-        // The lock is held until the notice is in the queue. Otherwise the counts of an Event could be queued out of
+        // The lock on the queue is held until the notice is in the queue, so that the counts of an Event are queued in
         // order.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let series = match self.decide(object, notice, Instant::now()) {
@@ -281,8 +281,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // The rate limit suppresses this notice. A suppressed state is published later. A suppressed change
-                    // is recorded only by this log line.
+                    // A state that the rate limit suppresses is published later. A suppressed change appears only in
+                    // this log line.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note
@@ -304,7 +304,7 @@ impl Report {
                 reason: notice.reason,
             })
             .inc();
-        // The publication runs in the background, so that the reconcile does not wait for it.
+        // A background task publishes the Event, so that the reconcile does not wait.
         let (object, notice) = (object.clone(), notice.clone());
         let (client, reporter) = (self.client.clone(), self.reporter.clone());
         let uid = object.uid.clone().unwrap_or_default();
@@ -318,7 +318,7 @@ impl Report {
         });
     }
 
-    /// Decides whether a notice is published. Each note has its own Event, which counts its repetitions.
+    /// Decides whether a notice is published. Each note has its own Event, which counts the repetitions of the note.
     fn decide(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Decision {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let history = &mut *history;
@@ -400,7 +400,7 @@ mod tests {
             "the Event of a state that continues was published twice"
         );
         assert!(is_published(&other, now + REPEAT_AFTER));
-        // If a state has ended and occurs again, it is published again.
+        // A state that has ended and occurs again is published again.
         report.mark_ended(&object, std::slice::from_ref(&other));
         assert!(is_published(&first, now));
         assert!(!is_published(&other, now));

@@ -1,7 +1,7 @@
-//! The parts of an operator process: logs, clients, admin server, CRD, lease, controller, shutdown.
+//! The operator process: logs, clients, admin server, CRD, lease, controller and shutdown.
 //!
-//! At the shutdown, the process finishes its running reconciles, and then releases the lease. The next leader therefore
-//! starts at once, and its reconciles do not overlap with those of this process.
+//! At the shutdown, the process finishes its running reconciles and then releases the lease. The next leader can
+//! therefore start at once, without reconciles of both processes at the same time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,17 +34,17 @@ use crate::scope::Scope;
 use crate::traces::{self, Traces};
 use crate::{crd, lease, logs};
 
-/// How long running reconciles may take to finish after the shutdown signal. The grace period of the pod is 30 s.
+/// Maximum time that running reconciles may take after the shutdown signal. The pod's grace period is 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// Number of worker threads. An operator mostly waits for responses, so one thread per core of a large machine would
-/// only take memory.
+/// Number of worker threads. An operator mostly waits for responses, so more threads on a large machine would only take
+/// memory.
 const WORKER_THREADS: usize = 2;
-/// Read timeout for connections to the API server. Without it, a connection to a lost server would hang forever. On a
-/// healthy watch, a bookmark arrives about once a minute.
+/// Read timeout for connections to the API server, so that a connection to a lost server does not hang forever. A
+/// healthy watch receives a bookmark about once a minute.
 const READ_TIMEOUT: Duration = Duration::from_mins(2);
-/// Maximum number of blocking threads, for example for DNS lookups and file reads. While DNS is down, lookups hang for
-/// longer than their callers wait, so the number of threads would grow without this limit.
+/// Maximum number of threads for blocking operations, such as DNS lookups and file reads. If DNS is down, lookups hang,
+/// and without a limit the number of threads would grow.
 const MAX_BLOCKING_THREADS: usize = 64;
 
 /// Why the process ended without a shutdown signal.
@@ -68,20 +68,20 @@ pub enum Error {
     /// The admin server failed.
     #[error("the admin server failed")]
     Admin(#[from] admin::Error),
-    /// The lease was lost, so another process may be the leader.
+    /// The process has lost the lease, so another process may be the leader.
     #[error("no longer the leader")]
     Lease(#[from] lease::Error),
     /// The signal handlers could not be installed.
     #[error("cannot install the signal handlers")]
     Signal(#[source] std::io::Error),
-    /// The controller ended without a shutdown.
+    /// The controller ended before the shutdown.
     #[error("the controller ended unexpectedly")]
     ControllerEnded,
 }
 
-/// The properties that differ between the operators.
+/// The properties in which the operators differ.
 pub struct Definition {
-    /// Name of the binary. It is also the name of the Lease, of the field manager and of the source of Events.
+    /// Name of the binary. The Lease, the field manager and the source of Events have the same name.
     pub name: &'static str,
     /// A part of metric names: `cluster`, `backup` or `restore`.
     pub word: &'static str,
@@ -96,12 +96,12 @@ pub struct Definition {
 pub struct Operator {
     /// Name of the binary, which is the field manager of all writes.
     pub name: &'static str,
-    /// A client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503
-    /// or 504. The retries can take minutes.
+    /// A client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or
+    /// 504, which can take minutes.
     pub client: Client,
-    /// The same client without retries, for writes that must not be sent late.
+    /// A client without retries, for writes that must not be delayed.
     pub client_without_retry: Client,
-    /// Which objects the operator manages.
+    /// The objects that the operator manages.
     pub scope: Scope,
     /// The namespace of the operator's own pod.
     pub namespace: String,
@@ -115,12 +115,12 @@ pub struct Operator {
     pub objects: Objects,
     /// The queues of the controllers, for the metrics.
     pub queues: Queues,
-    /// The metrics that only this operator has.
+    /// The metrics that only this kind of operator has.
     pub metrics: OperatorMetrics,
 }
 
 impl Operator {
-    /// Creates an operator without starting it. Registers its metrics in `registry`. Their names contain `word`.
+    /// Creates an operator without starting it. Registers its metrics, whose names contain `word`, in `registry`.
     pub fn new(
         (name, word): (&'static str, &str),
         (client, client_without_retry): (Client, Client),
@@ -152,12 +152,12 @@ impl Operator {
     }
 }
 
-/// Runs an operator until the process ends. `work` is called when this process becomes the leader, and must return
-/// after `Operator::shutdown` was canceled.
+/// Runs an operator until the process ends. Calls `work` when this process becomes the leader. `work` must return after
+/// `Operator::shutdown` was canceled.
 ///
 /// # Errors
 /// Fails if a part of the process cannot start, if the lease is lost, or if the controller or the admin server ends
-/// without a shutdown.
+/// before the shutdown.
 pub fn run<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
 where
     F: FnOnce(Operator) -> W,
@@ -194,8 +194,8 @@ fn traces(options: &Common, name: &'static str) -> Result<Option<Traces>, traces
         .transpose()
 }
 
-/// Runs the task of a container that an operator has started, with logs. The result of the task becomes the exit code
-/// of the container.
+/// Runs the task of a container that an operator has created, with logs. The result of the task becomes the container's
+/// exit code.
 ///
 /// # Errors
 /// Fails if the async runtime cannot be started.
@@ -211,7 +211,7 @@ pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<Exit
     })
 }
 
-/// Makes every panic abort the whole process instead of only its task. Failpoints use this to simulate a crash.
+/// Makes every panic abort the process, not only its task. Failpoints simulate a crash with this function.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|what| {
         tracing::error!("{what}");
@@ -291,8 +291,7 @@ where
     };
     leader.set(1);
     tokio::select! {
-        // Invariant 11: another process may be the leader from now on, so this process ends without waiting for its
-        // reconciles.
+        // Invariant 11: another process may now be the leader, so this process ends without waiting for its reconciles.
         lost = lease.hold() => return Err(lost.into()),
         ended = &mut server => return admin_result(ended),
         () = drain(work(operator.clone()), &operator.shutdown) => {}
@@ -349,7 +348,7 @@ fn admin_result(
     }
 }
 
-/// Waits until `work` ends, at most for [`DRAIN`] after the start of the shutdown.
+/// Waits until `work` ends, at most for [`DRAIN`] after the shutdown signal.
 async fn drain(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     let deadline = async {
         shutdown.cancelled().await;
@@ -375,7 +374,7 @@ fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
     Ok(())
 }
 
-/// Metrics that an operator registers only when it has become the leader.
+/// The metrics that an operator registers when it becomes the leader.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorMetrics(Arc<OnceLock<Box<dyn Collector>>>);
 
@@ -394,7 +393,7 @@ impl Collector for OperatorMetrics {
 
 type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
 
-/// The number of objects in each namespace. It is counted when the metrics are read.
+/// The number of objects in each namespace, which is counted when Prometheus reads the metrics.
 #[derive(Clone, Default)]
 pub struct Objects(Arc<Mutex<Option<Count>>>);
 

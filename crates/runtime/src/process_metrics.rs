@@ -1,4 +1,4 @@
-//! Metrics of the process, under the names that Prometheus defines, and the version of the operator.
+//! Metrics of the process with the names that Prometheus defines, and the version of the operator.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 
-/// Reads the values from `/proc` when the metrics are read. A value that cannot be read has no series.
+/// Reads the values from `/proc` when Prometheus reads the metrics. Omits a value that cannot be read.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics;
 
@@ -72,13 +72,12 @@ struct Times {
 
 impl Times {
     /// Parses the fields utime, stime and starttime of `/proc/self/stat`, and the boot time of `/proc/stat`
-    /// (proc_pid_stat(5), proc_stat(5)). The unit of the three fields is a hundredth of a second on Linux
-    /// (`USER_HZ`).
+    /// (proc_pid_stat(5), proc_stat(5)). On Linux, the unit of the three fields is a hundredth of a second (`USER_HZ`).
     fn parse(process: &str, system: &str) -> Option<Self> {
-        // The second field is the name of the program in parentheses. It may contain spaces.
+        // The second field is the name of the program in parentheses, which may contain spaces.
         let (_, rest) = process.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The fields after the program name start with field number 3.
+        // The first field after the name of the program has the number 3.
         let field = |number: usize| fields.get(number - 3).copied();
         let ticks = |number: usize| field(number)?.parse::<f64>().ok();
         let start: i64 = field(22)?.parse().ok()?;

@@ -1,8 +1,8 @@
-//! The queue of each controller: the objects whose reconcile is due and has not started. The metrics show its depth and
-//! the age of its oldest entry.
+//! The queue of each controller: the objects whose reconcile is due and has not started. The metrics report its length
+//! and the age of its oldest entry.
 //!
-//! kube_runtime has the actual queue, and does not show it. This module records the same requests: each change that a
-//! watch reports, each requeue, and each start of a reconcile.
+//! kube_runtime does not show its queue, so this module records the same requests: each change that a watch reports,
+//! each requeue, and each start of a reconcile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,12 +17,12 @@ use prometheus_client::metrics::gauge::ConstGauge;
 /// Namespace and name of an object.
 pub(crate) type Key = (String, String);
 
-/// The queues of the controllers of an operator, by the plural of the kind.
+/// The queues of an operator's controllers, by the plural of the kind.
 #[derive(Clone, Debug, Default)]
 pub struct Queues(Arc<Mutex<BTreeMap<String, Queue>>>);
 
 impl Queues {
-    /// The queue of the controllers of a kind. All namespaces share it.
+    /// The queue for the controllers of a kind, in all namespaces.
     pub(crate) fn of(&self, plural: &str) -> Queue {
         self.queues().entry(plural.to_owned()).or_default().clone()
     }
@@ -32,7 +32,7 @@ impl Queues {
     }
 }
 
-/// The times from which the reconciles of objects are due.
+/// For each object, the time from which its reconcile is due.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue(Arc<Mutex<HashMap<Key, Instant>>>);
 
@@ -41,20 +41,19 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the object must be reconciled at this time. If an earlier time is recorded for the object, the
-    /// earlier time stays.
+    /// Records that the object must be reconciled at this time. Keeps an earlier time that is already recorded.
     pub(crate) fn request(&self, object: Key, at: Instant) {
         let mut due = self.due();
         let time = due.entry(object).or_insert(at);
         *time = at.min(*time);
     }
 
-    /// Records that the reconcile of the object starts, or that the object does not exist.
+    /// Records that the reconcile of the object starts, or that the object no longer exists.
     pub(crate) fn remove(&self, object: &Key) {
         self.due().remove(object);
     }
 
-    /// The number of objects whose reconcile is due, and the longest time for which one of them has waited.
+    /// The number of objects whose reconcile is due, and the time for which the oldest of them has waited.
     fn depth(&self, now: Instant) -> (usize, Duration) {
         let due = self.due();
         let waits = due
@@ -66,7 +65,7 @@ impl Queue {
     }
 }
 
-/// Computes the metrics of the queues when they are read.
+/// Computes the metrics of the queues when Prometheus reads them.
 #[derive(Debug)]
 pub(crate) struct QueueMetrics {
     pub(crate) queues: Queues,
@@ -119,12 +118,12 @@ mod tests {
         queue.request(key("c"), after(100));
         assert_eq!(queue.depth(now), (1, Duration::ZERO));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
-        // The age of an entry counts from its first due time, even after a second change with a later time.
+        // The age of an entry counts from its first due time. A second request with a later time does not change it.
         queue.request(key("a"), after(8));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
         queue.remove(&key("a"));
         assert_eq!(queue.depth(after(9)), (1, Duration::from_secs(4)));
-        // A change during the pause makes the object due at once.
+        // A change before the requested time makes the object due at once.
         queue.request(key("c"), after(9));
         assert_eq!(queue.depth(after(10)), (2, Duration::from_secs(5)));
     }

@@ -1,6 +1,6 @@
-//! Access to the members of a cluster: the client certificate and the credentials from the Secrets that the spec names.
+//! Reads the client certificate and the credentials of a cluster from the Secrets that its spec names.
 //!
-//! The access is kept in memory only, and never printed (invariant 14).
+//! They are kept only in memory and never printed (invariant 14).
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Reads the Secrets that an operator needs to connect to the members of an EtcdCluster.
 ///
 /// # Errors
-/// Fails if a Secret cannot be used. The text contains the field, the Secret and the remedy.
+/// Fails if a Secret cannot be used. The error names the field, the Secret and the remedy.
 pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access, String> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();
@@ -38,7 +38,7 @@ pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access
     }
 }
 
-/// Reads the TLS Secrets of a cluster. A Secret that cannot be read is reported as a fault of that Secret.
+/// Reads the TLS Secrets of a cluster. A Secret that cannot be read becomes a fault in the result.
 pub async fn cluster_tls(
     client: &Client,
     (namespace, cluster): (&str, &str),

@@ -1,4 +1,4 @@
-//! A reason with its message. The macro `api::reasons!` declares the reasons of each operator.
+//! A reason with its message. Each operator declares its reasons with the macro `api::reasons!`.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Trouble<R> {
     /// The reason of the condition.
     pub reason: R,
-    /// The problem. If a user can act, the message also contains the remedy.
+    /// The message, with the remedy if a user can act.
     pub message: String,
 }
 

@@ -7,11 +7,11 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 /// The first day for which a schedule is checked, and the number of days. These 28 years contain every combination of
-/// month, day, weekday and leap year.
+/// month, day and weekday, including leap years.
 const FIRST_DAY: Date = Date::constant(2000, 1, 1);
 const DAYS: usize = 28 * 366;
 
-/// The time zone of a schedule that names none.
+/// The time zone if the schedule names none.
 const DEFAULT_TIME_ZONE: &str = "Etc/UTC";
 
 /// The problem of an invalid schedule.
@@ -58,14 +58,14 @@ impl Schedule {
         })
     }
 
-    /// The first scheduled time after `time`; `None` if the schedule has no further time.
+    /// The first scheduled time after `time`. `None` if there is none.
     pub fn next_after(&self, time: Timestamp) -> Option<Timestamp> {
         let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
         let found = self.cron.find_next_occurrence(&start, false);
         found.ok().map(|found| found.timestamp())
     }
 
-    /// The last scheduled time at or before `time`; `None` if the schedule has no earlier time.
+    /// The last scheduled time at or before `time`. `None` if there is none.
     pub fn last_until(&self, time: Timestamp) -> Option<Timestamp> {
         let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
         let found = self.cron.find_previous_occurrence(&start, true);
@@ -90,8 +90,8 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         .map_err(|error| problem(error.to_string()))
 }
 
-/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and the search
-/// for the next time of an empty list takes seconds. One object with such a schedule would delay all other objects.
+/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, but the search
+/// for the next time would take seconds and delay other objects.
 fn has_empty_entry(schedule: &str) -> bool {
     let mut entries = schedule
         .split_whitespace()
@@ -99,8 +99,7 @@ fn has_empty_entry(schedule: &str) -> bool {
     entries.any(str::is_empty)
 }
 
-/// Reads a time zone from the database that is compiled into the program. The operator's image contains no other time
-/// zone database.
+/// Reads a time zone from the database in the program, because the operator's image contains no other database.
 fn zone(name: &str) -> Result<TimeZone, Problem> {
     let unknown = || Problem::TimeZone {
         name: name.to_owned(),
@@ -110,7 +109,7 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
 }
 
 /// True if the schedule matches any day. For a day that never occurs, such as February 30, the search for a time would
-/// examine three thousand years and delay the objects of other users.
+/// examine three thousand years and delay other objects.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {
@@ -188,7 +187,7 @@ mod tests {
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
             ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
-            // February 29 is a Monday only once in 28 years.
+            // Within 28 years, February 29 is a Monday only once.
             ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
             ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
             ("0 0 30 2 *", None),
@@ -197,7 +196,8 @@ mod tests {
             ("0 0 1-7 * +1#5", None),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // If no day matches the expression, the search does not start. It would examine three thousand years.
+            // If the expression matches no day, the search must not start, because it would examine three thousand
+            // years.
             assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");
             assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");

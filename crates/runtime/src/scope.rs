@@ -1,24 +1,24 @@
-//! The scope of an operator: which objects it manages.
+//! The scope of an operator: the objects that it manages.
 
 use std::collections::BTreeSet;
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
-/// Annotation that assigns an object to the cluster-wide operator. Without it, a namespaced operator manages the object
-/// (v1beta2).
+/// Annotation that assigns an object to the cluster-wide operator. An object without it belongs to a namespaced
+/// operator (v1beta2).
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// Value of the annotation that assigns an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 
-/// Which objects an operator manages.
+/// The objects that an operator manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The objects in these namespaces that do not have the scope annotation.
+    /// The objects without the scope annotation in these namespaces.
     Namespaces(BTreeSet<String>),
     /// The objects in all namespaces whose scope annotation is `clusterwide`.
     Annotated,
-    /// All objects in all namespaces. The scope annotation has no effect.
+    /// All objects in all namespaces, with or without the scope annotation.
     All,
 }
 
@@ -28,7 +28,7 @@ impl Scope {
         Self::Namespaces(BTreeSet::from([name.to_owned()]))
     }
 
-    /// The namespaces that the operator may read; `None` for all.
+    /// The namespaces that the operator may read. `None` means all namespaces.
     pub fn namespaces(&self) -> Option<&BTreeSet<String>> {
         match self {
             Self::Namespaces(names) => Some(names),
@@ -36,8 +36,8 @@ impl Scope {
         }
     }
 
-    /// The APIs for all objects that the operator may read: one for each namespace of a list. The operator may have no
-    /// rights outside of the list.
+    /// The APIs for all objects that the operator may read: one API for each listed namespace, because the operator may
+    /// have no rights in others.
     pub fn apis<K>(&self, client: &Client) -> Vec<Api<K>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -54,7 +54,7 @@ impl Scope {
         self.namespaces().is_none_or(|names| names.len() > 1)
     }
 
-    /// Whether this operator manages the object, by the rules of v1beta2.
+    /// Whether the operator manages the object, by the rules of v1beta2.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
         let annotation = object.annotations().get(SCOPE_ANNOTATION);
         match self {

@@ -1,9 +1,8 @@
-//! Admits tasks within three limits: for all tasks, per namespace and per store. One task is for example a transfer, or
-//! a read from a store whose answer takes memory.
+//! Limits concurrent tasks in total, per namespace and per store. A task is for example a transfer, or a read of a
+//! large response from a store.
 //!
-//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Among the
-//! waiting tasks that the limits permit, a task of the namespace with the fewest running tasks is next. If there are
-//! several, the oldest task is next.
+//! A waiting task occupies no slot, so a busy store or namespace does not delay others. Among the waiting tasks within
+//! the limits, the next task is that of the namespace with the fewest running tasks, and then the oldest task.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::Scope;
 
-/// Number of concurrent reads of listings and manifests, in all namespaces. One read takes up to 50 MiB of memory.
+/// Number of concurrent reads of listings and manifests in all namespaces. A read takes up to 50 MiB of memory.
 const READS: usize = 4;
 
 /// Limits of concurrent tasks.
@@ -27,8 +26,8 @@ pub struct SlotLimits {
 }
 
 impl SlotLimits {
-    /// The limits for reads of listings and manifests (ADR 24). If several namespaces share the operator, one namespace
-    /// uses at most half of the slots.
+    /// The limits for reads of listings and manifests (ADR 24). If the operator manages several namespaces, one
+    /// namespace gets at most half of the slots.
     pub fn of_reads(scope: &Scope) -> Self {
         Self {
             concurrent: READS,
@@ -38,14 +37,14 @@ impl SlotLimits {
     }
 }
 
-/// The properties of a task to which limits apply.
+/// The properties of a task that the limits use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The namespace of the object for which the task runs.
     pub namespace: String,
     /// The endpoint and location of the store.
     pub store: String,
-    /// True if a pod does the work of the task. Only the limit per store then applies.
+    /// True if a pod does the work of the task, so that only the limit per store applies.
     pub in_pod: bool,
 }
 
@@ -61,13 +60,13 @@ struct Tasks {
     waiting: VecDeque<Waiting>,
 }
 
-/// The slots of the tasks of one kind.
+/// The slots for the tasks of one kind.
 pub struct Slots {
     limits: SlotLimits,
     tasks: Mutex<Tasks>,
 }
 
-/// The permission to run. When it is dropped, the next task is admitted.
+/// The permission to run a task. Dropping it admits the next task.
 pub struct Slot {
     slots: Arc<Slots>,
     place: Place,
@@ -95,7 +94,7 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot. If the future is dropped, the task leaves the queue. The result is never `None` while `self`
+    /// Waits for a slot. If the caller drops the future, the task leaves the queue. Never returns `None` while `self`
     /// exists.
     pub async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
         let (admit, admitted) = oneshot::channel();
@@ -118,15 +117,15 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, the slot is dropped here, which admits the next task. Dropping a slot needs
-            // the lock, so the lock is not held here.
+            // If the task no longer waits, `send` fails and the slot is dropped here, which admits the next task. The
+            // drop needs the lock, so the lock must not be held here.
             drop(admit.send(slot));
         }
     }
 }
 
 impl Tasks {
-    /// Takes the next task that the limits permit from the queue, and counts it as running.
+    /// Removes the next task within the limits from the waiting tasks, and counts it as running.
     fn next(&mut self, limits: &SlotLimits) -> Option<Waiting> {
         self.waiting.retain(|one| !one.admit.is_closed());
         let admissible = self.waiting.iter().enumerate();
@@ -185,7 +184,7 @@ mod tests {
         for store in ["s1", "s2"] {
             running.push(slots.acquire(place("greedy", store)).await);
         }
-        // The third task of the namespace waits and occupies no slot.
+        // The third task of the namespace must wait, and occupies no slot.
         let mut third = Box::pin(slots.acquire(place("greedy", "s3")));
         assert!(third.as_mut().now_or_never().is_none());
         for namespace in ["a", "b"] {

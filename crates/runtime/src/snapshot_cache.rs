@@ -1,19 +1,20 @@
-//! A cache with the last snapshot of each object's surroundings, for example of a cluster's Kubernetes objects. The
-//! reconcile of an idle object therefore sends no request to the API server.
+//! A cache of the last snapshot for each object, for example of the Kubernetes objects of a cluster. With it, the
+//! reconcile of an idle object sends no request to the API server.
 //!
-//! The operator watches the objects in the snapshot, so the snapshot is used until an event arrives. The operator never
-//! writes from cached data: if a plan contains a write, the operator reads everything again and plans again (invariants
-//! 1 and 33).
+//! The operator watches the objects in a snapshot, so a snapshot is valid until an event arrives. The operator never
+//! writes from a cached snapshot: if a plan contains a write, the operator reads everything again and plans again
+//! (invariants 1 and 33).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum age of a snapshot. Limits the effect of changes that cause no event, for example of a Secret.
+/// Maximum age of a snapshot. After this time, changes without an event are noticed too, for example changes of a
+/// Secret.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// The longest time without a read from the API server. Limits the effect of an event that a watch never delivers, and
-/// of a watch that fails.
+/// Maximum time without a read from the API server. After this time, a change is noticed even if a watch fails or loses
+/// an event.
 const READ_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The last snapshot of each object, by UID.
@@ -21,21 +22,22 @@ pub struct SnapshotCache<S>(Mutex<Memory<S>>);
 
 struct Memory<S> {
     snapshots: HashMap<String, Kept<S>>,
-    /// Objects that are being read now. An event removes the object from this set, so that the read is not cached.
+    /// Objects that are being read. An event removes the object from this set, so that the result of the read is not
+    /// cached.
     reading: HashSet<String>,
     /// The last read of each object from the API server.
     reads: HashMap<String, LastRead>,
 }
 
 struct LastRead {
-    /// Before the first read, the time of the first reconcile.
+    /// The time of the last read, or of the first reconcile if the object was never read.
     at: Instant,
     /// True if the last reconcile had a step.
     changing: bool,
 }
 
 struct Kept<S> {
-    /// The resourceVersion of the object itself.
+    /// The resourceVersion of the reconciled object.
     version: Option<String>,
     snapshot: S,
     read: Instant,
@@ -63,18 +65,18 @@ impl<S> Default for SnapshotCache<S> {
 
 impl<S: Clone> SnapshotCache<S> {
     fn memory(&self) -> MutexGuard<'_, Memory<S>> {
-        // No operation under this lock can panic and leave the cache inconsistent, so a poisoned lock is safe to use.
+        // A poisoned lock is safe to use, because no operation under the lock leaves the cache inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the snapshot of an object. Called after an event, after a failed read, and if the object no longer exists.
+    /// Drops the snapshot of an object. Callers use this after an event, after a failed read, and for a deleted object.
     pub fn invalidate(&self, uid: &str) {
         let mut memory = self.memory();
         memory.snapshots.remove(uid);
         memory.reading.remove(uid);
     }
 
-    /// Starts a read. The caller must call this before it reads, so that an event during the read invalidates it.
+    /// Records that a read begins. Call this before the read, so that an event during the read prevents the caching.
     pub fn begin(&self, uid: &str) {
         self.memory().reading.insert(uid.to_owned());
     }
@@ -84,22 +86,23 @@ impl<S: Clone> SnapshotCache<S> {
         self.memory().last_read(uid, now).at = now;
     }
 
-    /// Records whether a reconcile had a step. After a step, the next reconcile probably has a step or a new status, so
-    /// a plan from the cache would be wasted. A reconcile without a step ends this, so an idle object is not read.
+    /// Records whether a reconcile had a step. After a step, the next reconcile probably has a step or a new status
+    /// too, so it reads the API server at once. After a reconcile without a step, the cache is used again.
     pub fn record_step(&self, uid: &str, has_step: bool) {
         if let Some(read) = self.memory().reads.get_mut(uid) {
             read.changing = has_step;
         }
     }
 
-    /// True if the object must be read from the API server: its last read is too old, or its last reconcile had a step.
+    /// True if the object must be read from the API server, because its last read is too old or its last reconcile had
+    /// a step.
     pub fn needs_read(&self, uid: &str, now: Instant) -> bool {
         let mut memory = self.memory();
         let read = memory.last_read(uid, now);
         read.changing || now.duration_since(read.at) >= READ_INTERVAL
     }
 
-    /// Caches the snapshot, unless an event arrived since `begin`. `version` is the resourceVersion of the object.
+    /// Caches the snapshot, unless an event has arrived since `begin`. `version` is the resourceVersion of the object.
     pub fn keep(&self, uid: &str, version: Option<&str>, snapshot: S, now: Instant) {
         let mut memory = self.memory();
         if memory.reading.remove(uid) {
@@ -112,19 +115,19 @@ impl<S: Clone> SnapshotCache<S> {
         }
     }
 
-    /// Drops snapshots that are older than the maximum age, and the times of reads of deleted objects. Searches all
-    /// objects, so the caller calls this periodically and not in each reconcile.
+    /// Drops snapshots above the maximum age, and the reads of deleted objects. The caller must not call this in each
+    /// reconcile, because it scans all objects.
     pub fn forget(&self, now: Instant) {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
-        // An existing object is read again within this time, so older entries belong to deleted objects.
+        // An existing object is read again within this time, so older times belong to deleted objects.
         let reads = &mut memory.reads;
         reads.retain(|_, read| now.duration_since(read.at) < 2 * READ_INTERVAL);
     }
 
     /// The snapshot of an object. `None` if the object has another resourceVersion, if an event has arrived since the
-    /// read, or if the read is too old.
+    /// read, or if the snapshot is too old.
     pub fn get(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<S> {
         let memory = self.memory();
         let kept = memory.snapshots.get(uid)?;
@@ -164,7 +167,7 @@ mod tests {
         cache.invalidate(UID);
         cache.keep(UID, VERSION, "snapshot", now);
         assert!(cache.get(UID, VERSION, now).is_none());
-        // This read begins after the event, so the cache keeps its snapshot.
+        // This read begins after the event, so its snapshot is cached.
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
         assert!(cache.get(UID, VERSION, now).is_some());
@@ -218,18 +221,18 @@ mod tests {
         let (cache, now) = cache();
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
-        // The deletion of a child object sends an event, which invalidates the cache.
+        // A deleted child causes an event, which invalidates the snapshot.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();
             memory.snapshots.is_empty() && memory.reading.is_empty()
         };
         assert!(nothing());
-        // The next read finds that the object was deleted, and invalidates the cache.
+        // The next read finds that the object was deleted, and invalidates the snapshot.
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());
-        // This cache has missed the event of the deletion. The cache drops the snapshot at its age limit.
+        // Without an event, the snapshot is dropped at its maximum age.
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
         cache.forget(now + LONGEST);

@@ -1,8 +1,8 @@
 //! Sends the spans of reconciles to an OpenTelemetry collector, with the protocol OTLP over gRPC.
 //!
-//! Traces are optional. If the collector does not answer, spans are dropped, and no reconcile waits for it.
+//! Traces are optional. If the collector does not answer, spans are dropped, and reconciles do not wait.
 //!
-//! Invariant 14: spans contain only names of objects, verbs and resources, and never the text of a request or an error.
+//! Invariant 14: spans contain names of objects, verbs and resources, but no texts of requests or errors.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The target of spans that are only traced, and never shown in logs.
+/// The target of spans that appear only in traces, not in logs.
 pub(crate) const TRACE_ONLY: &str = "etcd_operator_trace";
 
 /// Time limit for a connection to the collector, and for a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the process waits at its end until the last spans are sent.
+/// At its end, the process waits at most this long until the last spans are sent.
 const FLUSH: Duration = Duration::from_secs(3);
 
 /// Why traces cannot be sent.
@@ -46,8 +46,8 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// Creates the connection to the collector. The connection is opened when the first spans are sent. Must be called
-    /// in the async runtime.
+    /// Prepares the connection to the collector, which opens when the first spans are sent. Must be called in the async
+    /// runtime.
     ///
     /// # Errors
     /// Fails if the URL is invalid.
@@ -77,7 +77,7 @@ impl Traces {
         Ok(Self { provider, name })
     }
 
-    /// The layer that records the spans of this project. The filter of the logs does not apply to traces.
+    /// The layer that records the spans of this project. The log filter does not apply to it.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'lookup> LookupSpan<'lookup>,
@@ -97,8 +97,8 @@ impl Traces {
     }
 }
 
-/// Whether a span is part of the traces. Events are not traced, because the logs contain them, with the ID of the same
-/// reconcile.
+/// Whether a span is part of the traces. Events are not part of the traces, because the logs contain them with the same
+/// reconcile ID.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && (metadata.target() == TRACE_ONLY || metadata.name() == "reconcile")
 }
@@ -174,7 +174,7 @@ mod tests {
         };
         let work = async {
             in_stage("observe", async { tracing::info!("the text of an event") }).await;
-            // Spans of dependencies are not part of the traces.
+            // Spans of dependencies are not sent.
             tracing::info_span!(target: "hyper", "connection").in_scope(|| ());
         };
         let reconcile = async { in_reconcile(&object, work).await };
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(fields["namespace"], "prod");
         assert_eq!(fields["name"], "main");
         assert_eq!(fields["reconcile_id"].len(), 16);
-        // Invariant 14: the texts of events are not sent.
+        // Invariant 14: texts of events are not sent.
         assert!(!format!("{received:?}").contains("the text of an event"));
     }
 

@@ -1,10 +1,10 @@
-//! Caches of the objects of EtcdClusters that watches deliver. A reconcile can read these objects without a request to
-//! the API server.
+//! Caches the child objects of EtcdClusters that watches deliver, so that a reconcile can read them without a request
+//! to the API server.
 //!
-//! A cache may be older than the objects in the API server, so no write may be decided from it (invariant 33).
+//! The cached objects may be older than those in the API server, so no write may be decided from them (invariant 33).
 //!
-//! Objects are kept as JSON text without `metadata.managedFields`, because parsed objects take several times the
-//! memory. An object is parsed when a reconcile reads it, so an invalid object does not end the watch (invariant 15).
+//! Objects are cached as JSON text without `metadata.managedFields`, because parsed objects take several times the
+//! memory. A reconcile parses the text, so an invalid object does not end the watch (invariant 15).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -25,16 +25,16 @@ use serde_json::Value;
 #[cfg(test)]
 mod tests;
 
-/// A watch that receives no data ends with an error after [`READ_TIMEOUT`](crate::process), and is then retried within
-/// a minute. If a watch has had no further error for this time after an error, it has therefore delivered all changes
-/// that were made before the error.
+/// After an error, a watch counts as up to date again if this time passes without a further error. A watch without data
+/// fails after [`READ_TIMEOUT`](crate::process) and is retried within a minute, so within this time it has delivered
+/// all changes from before the error.
 const CAUGHT_UP: Duration = Duration::from_mins(5);
 
 /// The namespace and the name of a cluster. The name is the value of the label [`names::LABEL_CLUSTER`].
 type Group = (String, String);
 
-/// The cached objects of one kind, grouped by cluster. Until
-/// [`Controllers::children`](crate::controller::Controllers::children) fills the cache, it returns no objects.
+/// The cached objects of one kind, grouped by cluster. Empty until
+/// [`Controllers::children`](crate::controller::Controllers::children) fills the cache.
 pub struct WatchCache<K> {
     state: Arc<RwLock<State>>,
     kind: PhantomData<fn() -> K>,
@@ -69,7 +69,7 @@ struct State {
     watches: Vec<Watch>,
     /// The last read of each cluster's objects from the API server.
     reads: HashMap<Group, Read>,
-    /// The last time at which old reads were dropped.
+    /// The time at which old reads were last dropped.
     swept: Option<Instant>,
 }
 
@@ -79,24 +79,24 @@ struct Watch {
     /// `None` for all namespaces.
     namespace: Option<String>,
     objects: Objects,
-    /// The list in progress. Its objects replace [`Self::objects`] when the list is complete.
+    /// The list that the watch is receiving. It replaces [`Self::objects`] when it is complete.
     list: List,
     is_complete: bool,
-    /// The time of the last error. `None` after the next change or the next complete list.
+    /// The time of the last error. `None` after the next event or the next complete list.
     failed: Option<Instant>,
 }
 
 #[derive(Default)]
 struct List {
     objects: Objects,
-    /// The metadata of the objects that differ from the cached objects.
+    /// The metadata of the listed objects that differ from the cached objects.
     changed: Vec<ObjectMeta>,
 }
 
 #[derive(Default)]
 struct Objects {
     groups: HashMap<Group, BTreeMap<String, Cached>>,
-    /// The cluster of each object, by the namespace and the name of the object.
+    /// The name of each object's cluster, by the namespace and the name of the object.
     clusters: HashMap<(String, String), String>,
 }
 
@@ -109,13 +109,13 @@ struct Cached {
 /// The resource versions of a cluster's objects in a read from the API server.
 struct Read {
     at: Instant,
-    /// The resource version of the whole list; `None` if it is unknown.
+    /// The resource version of the whole list. `None` if it is unknown.
     version: Option<u64>,
     objects: BTreeMap<String, Option<u64>>,
 }
 
 impl Read {
-    /// True until the cache has received every change that this read has seen.
+    /// True until the watch must have delivered every change that this read has seen.
     fn is_recent(&self) -> bool {
         self.at.elapsed() < CAUGHT_UP
     }
@@ -142,7 +142,7 @@ impl<K> WatchCache<K> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a watch of this namespace; `None` for all namespaces.
+    /// Adds a watch of this namespace. `None` means all namespaces.
     pub(crate) fn feed(&self, namespace: Option<&str>) -> Feed<K> {
         let watches = &mut self.state_mut().watches;
         watches.push(Watch {
@@ -157,8 +157,8 @@ impl<K> WatchCache<K> {
 }
 
 impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
-    /// The objects of a cluster, ordered by name. `None` if they may be older than the last recorded read, or if one of
-    /// them cannot be parsed.
+    /// The objects of a cluster, ordered by name. `None` if they may be older than the last recorded read, or if an
+    /// object cannot be parsed.
     pub fn get(&self, (namespace, cluster): (&str, &str)) -> Option<Vec<K>> {
         let group = (namespace.to_owned(), cluster.to_owned());
         let texts = self.texts(&group)?;
@@ -190,8 +190,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         read.is_some_and(|read| read.is_none() || number(object.meta()) < *read)
     }
 
-    /// Records that the objects of a cluster were listed. From now on, [`Self::get`] returns no objects that are older
-    /// than this list.
+    /// Records a list of a cluster's objects from the API server. After this, [`Self::get`] returns no older objects.
     pub fn record_list(&self, cluster: (&str, &str), list: &ObjectList<K>) {
         self.record(
             cluster,
@@ -200,7 +199,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         );
     }
 
-    /// Like [`Self::record_list`], for a kind of which a cluster has at most one object, which was read by its name.
+    /// Records a read of a single object by its name. Each cluster must have at most one object of this kind.
     pub fn record_object(&self, cluster: (&str, &str), object: Option<&K>) {
         self.record(cluster, None, object);
     }
@@ -223,7 +222,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         };
         let group = (namespace.to_owned(), cluster.to_owned());
         let mut state = self.state_mut();
-        // A scan of all clusters in each read would make the time to read them grow with the square of their number.
+        // Old reads are dropped rarely, because a scan of all clusters in each read would cost quadratic time.
         if state.swept.is_none_or(|at| at.elapsed() >= CAUGHT_UP) {
             state.swept = Some(read.at);
             state.reads.retain(|_, older| older.is_recent());
@@ -232,8 +231,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
     }
 }
 
-/// The resource version as a number, which grows with each write of an object of the kind. `None` if the resource
-/// version is missing or not a number.
+/// The resource version as a number, which grows with each write. `None` if it is missing or not a number.
 fn number(metadata: &ObjectMeta) -> Option<u64> {
     metadata.resource_version.as_ref()?.parse().ok()
 }
@@ -276,7 +274,7 @@ impl Objects {
         group.get(&key.1)
     }
 
-    /// The objects that `other` lacks, as JSON text.
+    /// The objects that are not in `other`, as JSON text.
     fn without(&self, other: &Self) -> Vec<Arc<[u8]>> {
         let missing = self
             .clusters
@@ -299,18 +297,18 @@ pub(crate) struct Feed<K> {
 }
 
 impl<K> Feed<K> {
-    /// True if the first list is complete.
+    /// Whether the first list is complete.
     pub(crate) fn is_complete(&self) -> bool {
         let state = self.cache.state();
         let watch = state.watches.get(self.watch);
         watch.is_some_and(|watch| watch.is_complete)
     }
 
-    /// Applies an event. Returns the changed objects, or the error of the watch. The metadata contains only the name,
-    /// the namespace, the owners and the deletion timestamp.
+    /// Applies an event to the cache. Returns the metadata of the changed objects, or the error of the watch. The
+    /// metadata contains only the name, the namespace, the owners and the deletion timestamp.
     ///
-    /// Returns the changed objects of a list only after the list is complete and is in the cache. The result then also
-    /// contains objects that were deleted while the watch was interrupted.
+    /// For a list, returns the changed objects when the list is complete and in the cache. They include objects that
+    /// were deleted while the watch was interrupted.
     pub(crate) fn apply(
         &self,
         event: Result<Event<Raw<K>>, Error>,
@@ -375,7 +373,7 @@ fn slim(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// An object of kind `K` as JSON text without `metadata.managedFields`, and its metadata.
+/// An object of kind `K` as JSON text without `metadata.managedFields`, with its metadata.
 pub(crate) struct Raw<K> {
     metadata: ObjectMeta,
     json: Arc<[u8]>,

@@ -1,15 +1,14 @@
-//! The pauses of a watch after errors.
+//! The pauses of a watch after its errors.
 
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 
-/// Longest pause. With the default of kube, a watch could still pause for 30 s after the end of an outage of the API
-/// server.
+/// Maximum pause. With kube's default, a watch could pause for another 30 s after an outage of the API server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// The pauses of kube's watches, but at most [`MAX_PAUSE`].
+/// The pauses of kube's watches, limited to [`MAX_PAUSE`].
 #[derive(Default)]
 pub(crate) struct WatchPauses(DefaultBackoff);
 
@@ -32,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_of_watch_grow_to_five_seconds() {
+    fn watch_retry_pauses_grow_to_five_seconds() {
         let pauses: Vec<Duration> = WatchPauses::default().take(20).collect();
         assert!(pauses[0] < Duration::from_secs(2), "{pauses:?}");
         assert_eq!(pauses[19], MAX_PAUSE, "{pauses:?}");

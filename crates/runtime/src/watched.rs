@@ -9,11 +9,11 @@ use kube::{Api, Client, ResourceExt};
 
 use crate::watch_cache::WatchCache;
 
-/// The caches of the child objects that the operator watches, by namespace and cluster.
+/// The caches of the child objects that the operator watches, grouped by cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Watched {
-    /// Contains only the resource versions of the last reads, for [`WatchCache::is_outdated`]. The EtcdClusters
-    /// themselves are in the cache of the controller.
+    /// Contains only the resource versions of the last reads, for [`WatchCache::is_outdated`]. The controller's cache
+    /// contains the EtcdClusters themselves.
     pub clusters: WatchCache<EtcdCluster>,
     /// The pods of all members.
     pub pods: WatchCache<Pod>,
@@ -28,7 +28,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Records a read of a cluster's objects. From now on, the caches return no older objects.
+    /// Records a read of a cluster's objects from the API server. After this, the caches return no older objects.
     pub fn record(
         &self,
         cluster: &EtcdCluster,
@@ -50,8 +50,8 @@ impl Watched {
 
     /// Reads the NetworkPolicy of a cluster, with any owner, and records the read.
     ///
-    /// Sends no request if the spec asks for no NetworkPolicy and the watch has delivered none: the operator then writes
-    /// none (invariant 33).
+    /// Sends no request if the spec requests no NetworkPolicy and the watch has delivered none, because the operator
+    /// then writes none (invariant 33).
     ///
     /// # Errors
     /// Fails if the API server rejects the request or cannot be reached.

@@ -1,8 +1,8 @@
-//! Azure Blob Storage: one container, one identity.
+//! Azure Blob Storage: one container, accessed with one identity.
 //!
-//! Each object is a block blob. The service checks each block against its MD5, and a block list then joins the blocks
-//! to a blob. Blocks that are in no block list are invisible. Azure deletes these blocks after a week, and has no
-//! request to delete them earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+//! Each object is a block blob. The service checks each block against its MD5, and a commit joins the blocks to a blob.
+//! Uncommitted blocks are invisible. Azure deletes them after a week and has no request to delete them earlier
+//! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -35,7 +35,7 @@ mod transport;
 pub(crate) use access::account_at;
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
 
-/// Number of blobs requested for each page of a listing. A page of the default size, 5,000 blobs, can have 10 MiB.
+/// Number of blobs requested for each page of a listing. A page of 5,000 blobs, the default, can have 10 MiB.
 const BLOBS_PER_PAGE: u32 = 1_000;
 
 /// A [`Store`] in one container of Azure Blob Storage.
@@ -158,7 +158,8 @@ impl AbsStore {
     }
 }
 
-/// A request context with the MD5 of the content. The service compares the MD5 with that of the received content.
+/// A request context with the MD5 of the content. The service rejects the request if the received content has another
+/// MD5.
 fn with_md5(content: &[u8]) -> Context {
     let mut headers = Headers::new();
     headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
@@ -180,8 +181,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload. The block IDs of other uploads of the same key contain other
-    /// numbers.
+    /// A random number in the block IDs of this upload, so that they differ from the block IDs of other uploads of the
+    /// same key.
     upload: u64,
 }
 
@@ -233,8 +234,8 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // If the blocks were committed but the response was lost, the service rejects the retry of the
-                    // commit. The upload has succeeded if the blob consists of the blocks of this upload.
+                    // If the response to the commit was lost, the service rejects the retry of the commit. The upload
+                    // has succeeded if the blob consists of the blocks of this upload.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {
@@ -278,7 +279,7 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // With this chunk size, the client sends one request for the whole part. Below 4 MiB, the client would request
+        // With a chunk size of at least `wanted`, the client sends one request. With less than 4 MiB, it would request
         // a checksum that few services calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
@@ -304,7 +305,7 @@ impl Version for AbsVersion {
     }
 }
 
-/// Cuts a body off after `wanted` bytes.
+/// Ends a body after `wanted` bytes.
 fn up_to(
     wanted: u64,
     body: impl Stream<Item = Result<Bytes, Error>> + Send,

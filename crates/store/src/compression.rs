@@ -1,5 +1,4 @@
-//! Compresses and decompresses Zstandard streams in constant memory. Each output piece has a limited size, however
-//! large the input is.
+//! Compresses and decompresses Zstandard streams in constant memory, because each output piece has a limited size.
 
 use std::io;
 
@@ -14,8 +13,8 @@ const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Number of bytes that are needed to recognize a Zstandard stream.
 pub const BEGINNING: usize = MAGIC.len();
 
-/// The default level of zstd. It compresses about as fast as a network transfers data. Keys and values that are text
-/// shrink to a fifth or a third.
+/// The default level of zstd, which compresses about as fast as a network transfers data. Text shrinks to a fifth or a
+/// third.
 const LEVEL: i32 = 3;
 
 /// Size of an output piece in bytes.
@@ -33,7 +32,7 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Starts a compressed stream. zstd adds a checksum at the end of the stream.
+    /// Starts a compressed stream, which ends with a checksum.
     ///
     /// # Errors
     /// Fails if zstd cannot allocate the stream.
@@ -80,9 +79,9 @@ impl Compressor {
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
-    /// Whether the input so far is a complete stream.
+    /// True if the input so far is a complete stream.
     complete: bool,
-    /// True if zstd may return more output before it gets more input.
+    /// Whether zstd may have more output without more input.
     full: bool,
 }
 
@@ -100,8 +99,8 @@ impl Decompressor {
         })
     }
 
-    /// Decompresses the beginning of `rest` and returns the next piece of output. Removes the consumed bytes from
-    /// `rest`. `None` if zstd needs more input for its next output.
+    /// Decompresses bytes from the beginning of `rest`, and removes these bytes from `rest`. Returns the next piece of
+    /// output, or `None` if zstd needs more input.
     ///
     /// # Errors
     /// Fails if the stream is damaged.
@@ -124,7 +123,7 @@ impl Decompressor {
         Ok(None)
     }
 
-    /// Ends the decompression, and checks that the stream was complete.
+    /// Ends the decompression.
     ///
     /// # Errors
     /// Fails if the stream is truncated.

@@ -1,10 +1,11 @@
 //! Encrypts and decrypts stored objects with AES-256-GCM, in constant memory. docs/internals/backup-encryption.md
 //! specifies the format, so that other programs can read it.
 //!
-//! Each object has its own key, which HKDF derives from a key of the user and a random salt. The content is split into
-//! chunks, and each chunk has its own tag. The nonce of a chunk contains its number, and whether it is the last chunk.
-//! A truncated object and moved, repeated, missing or changed chunks therefore fail. Plaintext leaves this module only
-//! after its tag was checked.
+//! HKDF derives the key of each object from a user's key and a random salt. The content is split into chunks with a tag
+//! each. The nonce of a chunk contains the chunk's number, and whether it is the last chunk. Truncated objects, and
+//! moved, repeated, missing or changed chunks, therefore fail.
+//!
+//! This module returns plaintext only after it has checked the chunk's tag.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::error::Unspecified;
@@ -17,7 +18,7 @@ pub use key::{Key, KeyError, KeyId, Keys, for_new_backups};
 /// The name of the format in the manifest of a backup.
 pub const FORMAT: &str = "aes256gcm-chunks-v1";
 
-/// First bytes of an encrypted object. An etcd database starts with zeros, and a Zstandard stream with other bytes.
+/// First bytes of an encrypted object. An etcd database and a Zstandard stream start with other bytes.
 const MAGIC: [u8; 8] = *b"EtcdEnc1";
 
 /// Number of bytes that are needed to recognize an encrypted object.
@@ -29,13 +30,13 @@ const SALT: usize = 32;
 /// Length of the header in bytes. The header contains [`MAGIC`], the ID of the key, and the salt.
 const HEADER: usize = MAGIC.len() + KeyId::LENGTH + SALT;
 
-/// Number of bytes of the content in each chunk except the last.
+/// Number of content bytes in each chunk except the last.
 const CHUNK: usize = 64 << 10;
 
 /// Length of the tag that follows each chunk, in bytes.
 const TAG: usize = 16;
 
-/// The purpose of the derived key, as `info` of HKDF.
+/// The `info` of HKDF for the key of an object.
 const CONTENT: &[u8] = b"etcd-operator backup content v1";
 
 /// Why an object cannot be encrypted or decrypted. The text never contains keys.
@@ -51,7 +52,7 @@ pub enum Error {
         "the object is encrypted with the key that has the ID {id}, but the given keys are: {keys}"
     )]
     UnknownKey {
-        /// The ID of the key with which the object was encrypted.
+        /// The ID of the object's key.
         id: KeyId,
         /// The names and the IDs of the given keys, as text.
         keys: String,
@@ -80,13 +81,13 @@ impl From<Unspecified> for Error {
     }
 }
 
-/// Whether an object is encrypted. `beginning` contains its first [`BEGINNING`] bytes.
+/// Whether an object is encrypted. `beginning` contains the object's first [`BEGINNING`] bytes.
 pub fn is_encrypted(beginning: &[u8]) -> bool {
     beginning.starts_with(&MAGIC)
 }
 
-/// The nonce of a chunk: its number in 11 bytes, and one byte that is 1 only for the last chunk. No key encrypts two
-/// objects, so no nonce is used twice with one key.
+/// The nonce of a chunk: the chunk's number in 11 bytes, and one byte that is 1 only for the last chunk. A nonce is
+/// unique, because each object has its own key.
 fn nonce(chunk: u64, last: bool) -> Nonce {
     let mut bytes = [0; 12];
     bytes[3..11].copy_from_slice(&chunk.to_be_bytes());
@@ -147,7 +148,7 @@ impl Encryptor {
     /// Fails if the cryptographic library fails.
     pub fn push(&mut self, mut content: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         while !content.is_empty() {
-            // A full chunk is encrypted only when more bytes follow, because the last chunk has another nonce.
+            // A full chunk is encrypted only when more bytes follow, because the last chunk has a different nonce.
             if self.filling.len() == CHUNK {
                 self.seal(false, out)?;
             }
@@ -190,7 +191,7 @@ pub struct Decryptor {
     keys: Keys,
     /// `None` until the header is complete.
     object: Option<Opened>,
-    /// The received part of the header. After the header is complete, the received part of the next chunk and its tag.
+    /// Received bytes: first of the header, then of the next chunk and its tag.
     filling: Vec<u8>,
 }
 
@@ -203,7 +204,7 @@ struct Opened {
 }
 
 impl Decryptor {
-    /// Starts the decryption of a stream with the key that its header names.
+    /// Starts the decryption of a stream. The header of the stream names the key.
     pub fn new(keys: Keys) -> Self {
         Self {
             keys,
@@ -223,7 +224,7 @@ impl Decryptor {
             } else {
                 HEADER
             };
-            // A full chunk is decrypted only when more bytes follow, because the last chunk has another nonce.
+            // A full chunk is decrypted only when more bytes follow, because the last chunk has a different nonce.
             if self.filling.len() == full {
                 self.open(false, out)?;
             }
@@ -287,7 +288,8 @@ impl Decryptor {
         let header = Aad::from(object.header);
         let content = object.key.open_in_place(nonce, header, &mut self.filling);
         let content = content.map_err(|_| damaged.clone())?;
-        // Only an empty object has an empty chunk, so each content has exactly one encrypted form for a salt.
+        // An empty chunk is valid only in an empty object, so that a content and a salt have exactly one encrypted
+        // form.
         if content.is_empty() && object.next > 0 {
             return Err(damaged);
         }

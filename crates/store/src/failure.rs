@@ -6,10 +6,10 @@ use api::problem::Chain;
 
 use crate::port::Error;
 
-/// Maximum number of characters of the store's text in a message.
+/// Maximum number of characters of a store's text in a message.
 const MAX_MESSAGE: usize = 1_000;
 
-/// The bucket and the endpoint as error messages show them.
+/// The bucket and the endpoint for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) bucket: String,
@@ -17,12 +17,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The error for a response body that could not be read.
+    /// The error for a response body that the client could not read completely.
     pub(crate) fn broken(&self, error: &dyn StdError) -> Error {
         self.unreachable(&Chain(error).to_string())
     }
 
-    /// The error for a store that exceeds a limit. `problem` continues the text "the store at <endpoint>".
+    /// The error for a store that exceeds a limit. `problem` is a clause such as "has more than 100000 objects".
     pub(crate) fn excessive(&self, problem: String) -> Error {
         Error::Excessive {
             endpoint: self.endpoint.clone(),
@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// Converts [`Error::NoSuchObject`] into [`Error::NoSuchBucket`], for requests that read no object. If a store
-    /// answers such a request with status 404, the bucket is missing.
+    /// Converts [`Error::NoSuchObject`] into [`Error::NoSuchBucket`], for requests that need no object. If such a
+    /// request returns status 404, the bucket is missing.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -41,7 +41,7 @@ impl Place {
         }
     }
 
-    /// The error for a missing response.
+    /// The error for a request without a response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
         // rustls reports this error if a server responds without TLS.
         if text.contains("InvalidContentType") {
@@ -64,8 +64,8 @@ impl Place {
         }
     }
 
-    /// The error for an error response that has no error code. Either the server is not an object store, or the port is
-    /// not the port of the store's API.
+    /// The error for an error response without an error code. The server is not an object store, or the port is not the
+    /// port of the store's API.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
             "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
@@ -74,8 +74,8 @@ impl Place {
         ))
     }
 
-    /// Like [`Place::answered`], for the response to a HEAD request. The response has no body, so even an object store
-    /// gives no reason with a status 4xx. If the status is a redirection or 405 ("method not allowed"), the server is
+    /// The error for an error response to a HEAD request. Such a response has no body, so a status 4xx has no reason
+    /// even if it comes from an object store. With a redirection or status 405 ("method not allowed"), the server is
     /// not an object store.
     pub(crate) fn answered_to_head(
         &self,
@@ -93,7 +93,7 @@ impl Place {
         self.answered(key, code, message, status)
     }
 
-    /// The error for an error response. `code` and `message` are from its body, and `status` is the HTTP status.
+    /// The error for an error response. `code` and `message` come from the body, and `status` is the HTTP status.
     pub(crate) fn answered(
         &self,
         key: &str,
@@ -101,7 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Messages are shortened. Otherwise a store could fill conditions, Events and the log.
+        // Texts are shortened, because a store could otherwise fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -119,7 +119,7 @@ impl Place {
                 key: key.to_owned(),
             },
             ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(text()),
-            // Azure reports clock skew only in the message, because it has no error code for it
+            // Azure has no error code for clock skew, and reports it only in the message
             // (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
             ("AuthenticationFailed", _) if message.contains("date header") => {
                 Error::ClockSkew(text())
@@ -144,7 +144,7 @@ impl Place {
                 ),
             },
             (
-                // The server `versitygw` reports `XAdminUserNotFound` with status 404 for an unknown access key.
+                // versitygw reports an unknown access key as `XAdminUserNotFound` with status 404.
                 "AccessDenied"
                 | "InvalidAccessKeyId"
                 | "SignatureDoesNotMatch"
@@ -156,7 +156,7 @@ impl Place {
             )
             | (_, Some(401 | 403)) => Error::AccessDenied(text()),
             ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(text()),
-            // Google reports a missing bucket only with this message. The status is the same as for a missing object.
+            // Google reports a missing bucket and a missing object with the same status. Only the message differs.
             (_, Some(404)) if message.contains("bucket does not exist") => Error::NoSuchBucket {
                 bucket: self.bucket.clone(),
             },
@@ -265,7 +265,7 @@ mod tests {
         let text = no_identity.to_string();
         assert!(text.contains("name a Secret in the spec"), "{text}");
         assert!(!text.contains("check the credentials"), "{text}");
-        // An error response without a reason does not come from an object store, unless the request was HEAD.
+        // An error response without a reason comes from an object store only if the request was HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

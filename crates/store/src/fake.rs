@@ -1,4 +1,4 @@
-//! A store for the operators' tests. It stores objects in a directory. Tests can make its requests fail.
+//! A store for the operators' tests, which keeps objects in a directory. Tests can make its requests fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +17,9 @@ pub enum Call {
     Begin,
     /// A call of [`Upload::write`].
     Write,
-    /// A call of [`Upload::commit`] that fails before the object is visible.
+    /// A call of [`Upload::commit`] that fails, so that the object does not exist.
     Commit,
-    /// A call of [`Upload::commit`] whose response is lost: the object exists.
+    /// A call of [`Upload::commit`] that fails although the object exists, because the response is lost.
     CommitAnswer,
     /// A call of [`Store::put`].
     Put,
@@ -51,7 +51,7 @@ impl FaultyStore {
         }
     }
 
-    /// Lets each call of [`Upload::write`] take this time.
+    /// Delays each call of [`Upload::write`] by this time.
     #[must_use]
     pub fn with_write_delay(self, write_delay: Duration) -> Self {
         Self {
@@ -60,13 +60,13 @@ impl FaultyStore {
         }
     }
 
-    /// Makes the next request of this kind fail with `error`. After several calls, the requests fail with the errors in
+    /// Makes the next request of this kind fail with `error`. If a test calls this several times, the requests fail in
     /// the order of the calls.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }
 
-    /// Like [`FaultyStore::fail`], but first `working` requests succeed.
+    /// Makes a request of this kind fail with `error`, after `working` requests have succeeded.
     pub fn fail_after(&self, call: Call, working: usize, error: Error) {
         self.script
             .lock()
@@ -74,7 +74,7 @@ impl FaultyStore {
             .push_back((call, working, error));
     }
 
-    /// Removes all errors that are still to come, so that all further requests succeed.
+    /// Removes all remaining errors, so that all further requests succeed.
     pub fn forget(&self) {
         self.script
             .lock()

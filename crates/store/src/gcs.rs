@@ -1,10 +1,10 @@
-//! Google Cloud Storage: one bucket, one identity, over Google's JSON API.
+//! Google Cloud Storage: one bucket, accessed with one identity over Google's JSON API.
 //!
-//! Google's own client reads responses of any size into memory. This module therefore uses the client only to write
-//! small objects, and only at Google's own endpoint. All other requests use the JSON API, because the client lists and
-//! looks up objects only over gRPC, and its chunked uploads have errors.
+//! Google's own client reads responses of any size into memory. It lists and looks up objects only over gRPC, and its
+//! chunked uploads have errors. This module therefore uses this client only to write small objects at Google's own
+//! endpoint, and the JSON API for all other requests.
 //!
-//! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and costs nothing.
+//! Google receives the chunks of an upload one after another. An unfinished upload is invisible and costs nothing.
 //! Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
 use std::ops::Range;
@@ -32,7 +32,7 @@ use package::Package;
 /// A [`Store`] in one bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
-    /// Google's own client. `None` if the user has chosen the endpoint.
+    /// Google's own client. `None` if the user has set the endpoint.
     package: Option<Package>,
     json: Json,
     place: Place,
@@ -48,8 +48,8 @@ impl GcsStore {
         Self::with_package(config, is_googles).await
     }
 
-    /// Like [`GcsStore::new`], but uses Google's own client for small objects even if the user has chosen the endpoint.
-    /// For tests.
+    /// Like [`GcsStore::new`], but always uses Google's own client for small objects, even with an endpoint of the
+    /// user. For tests.
     ///
     /// # Errors
     /// Fails if the endpoint or the credentials are invalid.
@@ -94,7 +94,7 @@ fn encoded(crc32c: u32) -> String {
     STANDARD.encode(crc32c.to_be_bytes())
 }
 
-/// Invariant 12: the size and the checksum that the store reports must match the sent data.
+/// Invariant 12: the stored size and checksum that the store reports must match the sent data.
 fn check(stored: &Resource, written: u64, crc32c: &str) -> Result<(), Error> {
     let size = stored.size()?;
     if size != written {
@@ -133,7 +133,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Forwards the content of an object. Fails at the end if the content does not match the CRC32C of the object.
+/// Forwards the content of an object, and fails at the end if its CRC32C does not match that of the object.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

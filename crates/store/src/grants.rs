@@ -1,5 +1,5 @@
-//! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity. An
-//! administrator therefore grants each namespace the locations that its objects may use. Performs no I/O.
+//! Grants for the operator's own cloud identity, which EtcdBackups and EtcdRestores without a Secret use. With a grant,
+//! an administrator allows a namespace to use a location with this identity. Performs no I/O.
 
 use std::str::FromStr;
 
@@ -7,8 +7,8 @@ use api::storage::{AbsSource, S3Source, StorageSource};
 
 use crate::abs::account_at;
 
-/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity. An Azure
-/// grant names the storage account before the container, because container names are unique only within an account.
+/// A bucket, or a prefix in a bucket, that a namespace may use with the operator's identity. An Azure grant begins with
+/// the storage account, because container names are unique only within an account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     namespace: String,
@@ -42,30 +42,29 @@ impl FromStr for Grant {
     }
 }
 
-/// True if no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path could
-/// then lead out of the granted location.
+/// True if no part of the path is empty, `.` or `..`. A client or a store could resolve such a part to a path outside
+/// of the granted location.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// The storage locations that namespaces may use with the cloud identity of one operator.
+/// The grants of one operator: the storage locations that namespaces may use with its cloud identity.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
-    /// Name of the operator in messages, such as `backup operator`.
+    /// Name of the operator for messages, such as `backup operator`.
     pub operator: &'static str,
-    /// The operator's own namespace. It needs no grant, because users who may create pods there can use the identity
-    /// directly.
+    /// The operator's own namespace, which needs no grant: users who may create pods in it can use the identity anyway.
     pub own: String,
     /// The grants for the namespaces other than `own`.
     pub others: Vec<Grant>,
 }
 
 impl Grants {
-    /// Checks that objects of the namespace may use the location of `source` with the operator's identity. `ambient` is
-    /// true if the object names no Secret and therefore uses this identity.
+    /// Checks that an object of the namespace may use the location of `source`. `ambient` is true if the object names
+    /// no Secret and therefore uses the operator's identity.
     ///
     /// # Errors
-    /// Fails if no grant covers the location. The text contains the field and the remedy.
+    /// Fails if no grant covers the location. The error names the field to correct.
     pub fn check(
         &self,
         namespace: &str,
@@ -111,8 +110,8 @@ impl Grants {
     }
 }
 
-/// The location of an S3 block that a grant must cover. Fails if TLS verification is off or the object names a CA:
-/// users of the namespace could then impersonate the store and get the operator's token.
+/// The location of an S3 block that a grant must cover. Fails if TLS verification is off or if the object names a CA,
+/// because users of the namespace could then impersonate the store and receive the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
         return Err("insecureSkipVerify is set");
@@ -124,7 +123,7 @@ fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
 }
 
 /// The location of a block that a grant must cover. Fails for a custom endpoint, because the client would send the
-/// operator's token to this endpoint.
+/// operator's token to it.
 fn without_endpoint(
     scheme: &str,
     endpoint: Option<&str>,
@@ -136,8 +135,8 @@ fn without_endpoint(
     Ok(format!("{scheme}://{path}"))
 }
 
-/// The location of an Azure block that a grant must cover. The endpoint names the storage account, and the client sends
-/// the operator's token to the endpoint. Fails unless the endpoint is one of Azure's own servers.
+/// The location of an Azure block that a grant must cover. Fails if the endpoint is not one of Azure's servers, because
+/// the client sends the operator's token to the endpoint.
 fn abs_place(abs: &AbsSource) -> Result<String, &'static str> {
     let account = abs.endpoint.as_deref().and_then(account_at);
     let account = account.ok_or(
@@ -251,7 +250,7 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // No grant is needed if the object names a Secret, or is in the operator's own namespace.
+            // An object with a Secret, or in the operator's own namespace, needs no grant.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }

@@ -1,4 +1,4 @@
-//! The HTTP client for stores whose library has no HTTP client, or has one with another TLS library.
+//! The HTTP client of stores whose library has no HTTP client, or would need a second TLS library.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use api::problem::Chain;
 use crate::limits::MIN_CHUNK;
 use crate::port::Error;
 
-/// Creates a client that trusts the CAs of the system (`SSL_CERT_FILE`). The client follows no redirects, because the
-/// signature of a request is valid only for one host.
+/// Creates a client that trusts the system's CAs (`SSL_CERT_FILE`). It follows no redirects, because the signature of a
+/// request is valid only for one host.
 pub(crate) fn client(
     change: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
 ) -> Result<reqwest::Client, Error> {
@@ -26,14 +26,14 @@ pub(crate) fn client(
 
 /// Why the body of a response was not read completely.
 pub(crate) enum Unread {
-    /// The announced length or the counted length of the body exceeds the limit.
+    /// The announced or received length of the body exceeds the limit.
     TooLong,
     /// The connection failed.
     Broken(reqwest::Error),
 }
 
-/// Reads the body of a response, at most `limit` bytes. The received bytes are counted, because the announced length
-/// may be wrong. The client does not decompress responses.
+/// Reads the body of a response, at most `limit` bytes. Counts the received bytes, because the announced length may be
+/// wrong. Does not decompress the body.
 pub(crate) async fn whole(
     mut response: reqwest::Response,
     limit: usize,

@@ -1,7 +1,7 @@
 //! Access to object stores: the trait [`Store`], one module for each provider, and a fake store for tests.
 //!
-//! Objects are written as streams, which are committed or aborted. An object becomes visible under its key only when
-//! the stream is committed. Keys are full object names, which the callers of this crate choose.
+//! Uploads are streams. An object becomes visible under its key only when the upload is committed. The callers of this
+//! crate choose the keys.
 
 mod abs;
 pub mod compression;

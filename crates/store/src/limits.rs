@@ -1,5 +1,5 @@
-//! Limits for responses and listings. Users choose the endpoints of EtcdBackups and EtcdRestores, so a response may be
-//! endless, and a listing may never end. The content of an object is a stream and has no limit here.
+//! Limits for responses and listings. Users choose the endpoints of EtcdBackups and EtcdRestores, so a server may send
+//! endless responses or listings. The content of an object is read as a stream and has no limit here.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -9,40 +9,40 @@ use std::time::Duration;
 use crate::failure::Place;
 use crate::port::Error;
 
-/// Maximum size of one page of a listing in bytes. A page with 1,000 keys of the maximum length, escaped as XML, has
-/// 7 MiB.
+/// Maximum size in bytes of one page of a listing. A page with 1,000 keys of the maximum length has 7 MiB of escaped
+/// XML.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
 
-/// Maximum size in bytes of any other response that is read completely: errors, properties, results of writes. Such
-/// responses of the known services have a few KiB.
+/// Maximum size in bytes of other responses that are read completely, such as errors, properties and results of writes.
+/// The known services send a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// A chunk of a response uses up at least this number of bytes of the size limit, even if it is shorter, because a
-/// chunk of one byte takes far more memory and time than one byte.
+/// The size limit counts each received chunk with at least this number of bytes, because even a chunk of one byte costs
+/// memory and time.
 pub(crate) const MIN_CHUNK: usize = 64;
 
-/// Maximum number of entries in one page. S3 and Google send 1,000, Azure sends 5,000.
+/// Maximum number of entries in one page. S3 and Google send up to 1,000 entries, and Azure up to 5,000.
 pub(crate) const MAX_PAGE_ENTRIES: usize = 10_000;
 
 /// Maximum number of entries in a listing.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
-/// Maximum size in bytes of all keys and identifiers of a listing: 120 bytes for each of [`MAX_ENTRIES`].
+/// Maximum size in bytes of all keys and identifiers of a listing. Allows 120 bytes for each of [`MAX_ENTRIES`].
 const MAX_TEXT: usize = 12 << 20;
 
 /// Maximum number of pages in a listing. Azure may send empty pages.
 const MAX_PAGES: usize = 1_000;
 
-/// Maximum length in bytes of the marker for the next page, which becomes a part of the next URL. Markers of the known
-/// services have at most a few KiB.
+/// Maximum length in bytes of the marker for the next page, which becomes a part of the next URL. The known services
+/// send at most a few KiB.
 const MAX_MARKER: usize = 16 << 10;
 
-/// Maximum duration of a listing. A page takes less than a second.
+/// Maximum duration of a listing. One page takes less than a second.
 const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
 
 #[cfg(feature = "testing")]
 tokio::task_local! {
-    /// Replaces [`LISTING_TIMEOUT`] for the listings of an async task.
+    /// Replaces [`LISTING_TIMEOUT`] within an async task.
     pub(crate) static TEST_TIMEOUT: Duration;
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Listing<'a, T> {
     entries: Vec<T>,
     text: usize,
     pages: usize,
-    /// Hashes of the markers of all pages so far. If a marker occurs again, the store repeats a page.
+    /// Hashes of the markers of all pages. If a marker occurs again, the store repeats a page.
     markers: HashSet<u64>,
     hasher: RandomState,
 }
@@ -81,10 +81,10 @@ impl<'a, T> Listing<'a, T> {
         }
     }
 
-    /// Adds an entry with `text` bytes of keys and identifiers.
+    /// Adds an entry whose keys and identifiers have `text` bytes.
     ///
     /// # Errors
-    /// The listing has too many entries.
+    /// Fails if the listing has too many entries.
     pub(crate) fn push(&mut self, entry: T, text: usize) -> Result<(), Error> {
         self.text = self.text.saturating_add(text);
         if self.entries.len() >= MAX_ENTRIES || self.text > MAX_TEXT {
@@ -97,7 +97,7 @@ impl<'a, T> Listing<'a, T> {
     /// Continues with the page after `marker`.
     ///
     /// # Errors
-    /// The listing has too many pages, or repeats a page.
+    /// Fails if the listing has too many pages or repeats a page.
     pub(crate) fn advance(&mut self, marker: &str) -> Result<(), Error> {
         self.pages += 1;
         if marker.len() > MAX_MARKER {
@@ -141,7 +141,7 @@ pub(crate) fn too_long(place: &Place, limit: usize) -> Error {
     ))
 }
 
-/// Runs a listing, and fails if it takes longer than [`LISTING_TIMEOUT`].
+/// Runs a listing. Fails if it takes longer than [`LISTING_TIMEOUT`].
 pub(crate) async fn within<T>(
     place: &Place,
     prefix: &str,
@@ -195,7 +195,7 @@ mod tests {
         let pages = (0..).map(|page| listing.advance(&page.to_string()));
         assert_eq!(pages.take_while(Result::is_ok).count(), MAX_PAGES - 1);
 
-        // A store that repeats several pages in a cycle is detected too.
+        // A cycle of several pages is detected too.
         let mut listing = Listing::<()>::new(&place, "p");
         for marker in ["a", "b", "c"] {
             listing.advance(marker).unwrap();

@@ -1,6 +1,6 @@
 //! A store in a directory, for volumes and for tests.
 //!
-//! A key is a relative path in the directory. An object becomes visible when its complete and synced file is renamed.
+//! A key is a relative path in the directory. An object becomes visible when its file is complete, synced and renamed.
 
 use std::fs::{self, File, Metadata};
 use std::io::{ErrorKind, Read};
@@ -24,14 +24,14 @@ use directory::Directory;
 use tenant::{Room, Tenant};
 use upload::{LocalUpload, UnfinishedFile};
 
-/// Prefix of the names of unfinished files. These files are not objects.
+/// Prefix of the names of unfinished files, which are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// An unfinished file of another process is regarded as abandoned if it was not written for this time. No upload pauses
-/// for so long.
+/// An unfinished file of another process counts as abandoned if it was not written for this time, because no upload
+/// pauses that long.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
-/// Number of hexadecimal digits that identify the owner in the name of an unfinished file.
+/// Number of hexadecimal digits of the owner in the name of an unfinished file.
 const OWNER_DIGITS: usize = 8;
 
 /// Number of bytes in each read.
@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], with the location that messages show.
+    /// Like [`LocalStore::new`], with a location for messages.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -70,8 +70,8 @@ impl LocalStore {
         }
     }
 
-    /// Sets the owner in the names of unfinished files, for a directory to which several processes write. Unfinished
-    /// files of other owners are listed only if their last write is ten minutes old.
+    /// Sets the owner in the names of unfinished files, for a directory to which several processes write. The store
+    /// lists an unfinished file of another owner only if its last write is at least ten minutes old.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
         let mut digits = hex::encode(Md5::digest(owner));
@@ -80,8 +80,8 @@ impl LocalStore {
         self
     }
 
-    /// A store in the part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. This store follows no
-    /// symbolic links. `quota` is the maximum size of its files in bytes.
+    /// The store of a namespace, in the subdirectory `namespaces/NAMESPACE`. It follows no symbolic links. `quota` is
+    /// the maximum size of its files in bytes.
     #[must_use]
     pub fn for_namespace(&self, namespace: &str, quota: Option<u64>) -> Self {
         let tenant = Tenant {
@@ -95,7 +95,7 @@ impl LocalStore {
         }
     }
 
-    /// The directory to which keys are relative.
+    /// The directory that contains the keys.
     fn base(&self) -> PathBuf {
         let root = self.directory.root();
         let below = self.tenant.as_ref().map(Tenant::below);
@@ -137,7 +137,7 @@ impl LocalStore {
         }
     }
 
-    /// Invariant 13: fails if a symbolic link in `path` could lead out of the directory of the namespace.
+    /// Invariant 13: fails if `path` contains a symbolic link, which could lead out of the directory of the namespace.
     fn check_links(&self, path: &Path) -> Result<(), Error> {
         match &self.tenant {
             Some(_) => Tenant::check_links(self.directory.root(), path),
@@ -161,7 +161,7 @@ impl LocalStore {
 
     fn begin_at(&self, key: &str, target: PathBuf) -> Result<LocalUpload, Error> {
         let explain = |error: std::io::Error| self.directory.explain(key, &error);
-        // The root directory must exist. If it is missing, the volume is not mounted.
+        // If the root directory is missing, the volume is not mounted.
         fs::metadata(self.directory.root()).map_err(explain)?;
         self.check_links(&target)?;
         let base = self.base();
@@ -188,8 +188,7 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The first backup of a namespace creates the namespace's directory. Without this directory, the listing
-            // is empty.
+            // The first backup creates the directory of the namespace. Before that, the listing is empty.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -204,8 +203,8 @@ impl LocalStore {
     }
 
     fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // The search starts in the directory of the prefix, because an unfinished file is in the same directory as its
-        // target file.
+        // An unfinished file is in the same directory as its target file, so the search starts in the directory of the
+        // prefix.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         self.check_links(&self.base().join(below))?;
         let mut folders = vec![below.to_owned()];
@@ -252,8 +251,8 @@ fn described(key: String, metadata: &Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // On network volumes, the times and inode numbers of a file can differ between reads, so neither is used as a
-        // tag.
+        // On network volumes, the times and inode numbers of a file can differ between reads, so they cannot identify a
+        // version.
         tag: None,
     }
 }
@@ -263,7 +262,8 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // With an owner, the name has fewer random digits, so that it has the same length as a name without an owner.
+        // The owner replaces some of the random digits, so that the name has the same length as a name without an
+        // owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }
@@ -282,7 +282,7 @@ fn target_of(unfinished: &str) -> Option<&str> {
     Some(target)
 }
 
-/// Opens a file. Returns the file and its size; `None` if the path is not a regular file.
+/// Opens a file and returns it with its size. `None` if the path is not a regular file.
 fn open_file(path: &Path) -> std::io::Result<Option<(File, u64)>> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
@@ -377,9 +377,9 @@ impl Store for LocalStore {
     }
 }
 
-/// Lists objects below a directory. Enters only directories that can contain objects with `prefix`, because other
-/// directories, such as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends as soon as
-/// there are more than `limit` objects.
+/// Lists the objects below a directory, and stops above `limit` objects. Enters only directories that can contain
+/// objects with `prefix`, because others, such as `lost+found`, may be inaccessible. Skips files that are deleted
+/// meanwhile.
 fn walk(
     dir: &Path,
     below: &str,

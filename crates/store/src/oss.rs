@@ -1,4 +1,4 @@
-//! Alibaba Cloud OSS. [`crate::S3Store`] accesses OSS through its S3 endpoint. This module only finds the endpoint and
+//! Alibaba Cloud OSS, which [`crate::S3Store`] accesses through its S3 endpoint. This module finds the endpoint and
 //! reads the keys of the Secret. Performs no I/O.
 
 use crate::port::Error;
@@ -9,7 +9,7 @@ use crate::secret::SecretData;
 /// The default endpoint, as documented for `EtcdBackup`.
 const DEFAULT_ENDPOINT: &str = "https://oss-cn-hangzhou.aliyuncs.com";
 
-/// The domain of OSS. An endpoint in another domain is a proxy or another store.
+/// The domain of OSS. An endpoint in another domain belongs to a proxy or to another store.
 const DOMAIN: &str = ".aliyuncs.com";
 
 /// The names of the keys in the Secret with the OSS credentials.
@@ -24,10 +24,9 @@ pub(crate) struct Settings {
     pub(crate) force_path_style: bool,
 }
 
-/// Converts an OSS endpoint to S3 settings. OSS serves the S3 protocol at `s3.oss-<region>.aliyuncs.com`, and only with
-/// the bucket in the host name
-/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>). Users write the
-/// endpoint as in v1beta2, `oss-<region>.aliyuncs.com`, with or without a scheme.
+/// Converts an OSS endpoint to S3 settings. Users write the endpoint as in v1beta2, `oss-<region>.aliyuncs.com`, with
+/// or without a scheme. OSS serves S3 at `s3.oss-<region>.aliyuncs.com`, and requires the bucket in the host name
+/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>).
 pub(crate) fn settings(endpoint: Option<&str>) -> Settings {
     let given = endpoint
         .filter(|endpoint| !endpoint.is_empty())
@@ -73,8 +72,8 @@ mod tests {
     use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
     use crate::{S3Store, Store};
 
-    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only a host name that contains
-    /// the bucket resolves to the server. The server reads the bucket from the signed host name.
+    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only a host name with the
+    /// bucket resolves to the server, which reads the bucket from the signed host name.
     #[tokio::test]
     async fn oss_requests_have_bucket_in_signed_host() {
         let domain = "s3.oss-eu-central-1.aliyuncs.com";
@@ -100,7 +99,7 @@ mod tests {
             .await
             .unwrap();
 
-        // The test sends the requests of a backup, a restore and a deletion, with the key of a periodic backup.
+        // The test sends the requests of a backup, a restore and a deletion, for a key of a periodic backup.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();

@@ -1,5 +1,5 @@
-//! Splits an object into parts and sends several parts concurrently, in constant memory. The stores use this module
-//! through the trait [`Sink`].
+//! Splits an object into parts, and sends several parts concurrently in constant memory. Stores implement the trait
+//! [`Sink`].
 
 use std::time::Duration;
 
@@ -12,36 +12,36 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. These parts and the part that is being filled use 4 x 6 MiB of memory, or
-/// 4 x 12 MiB for objects larger than 6 GiB.
+/// Maximum number of parts in flight. Together with the part that is being filled, they use 4 x 6 MiB of memory, or 4 x
+/// 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
-/// How long an abort waits for the parts in flight before it removes the upload.
+/// An abort waits this long for the parts in flight, and then removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Number of parts after which the part size doubles. The size doubles only once: if it doubled repeatedly, an endless
-/// snapshot stream would need more and more memory.
+/// Number of parts after which the part size doubles. It doubles only once, because an endless snapshot stream would
+/// otherwise need more and more memory.
 const SMALL_PARTS: usize = 1000;
 
-/// Maximum number of parts. S3 accepts 10,000 parts for one object, Azure 50,000.
+/// Maximum number of parts. S3 accepts 10,000 parts per object, and Azure 50,000.
 const MAX_PARTS: usize = 10_000;
 
 /// The requests with which a store receives the parts of an upload.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
-    /// The data about a sent part that the request to complete the upload needs.
+    /// The result of a sent part, which the commit of the upload needs.
     type Part: Send + 'static;
-    /// Starts the upload. Called once, before the first part is sent.
+    /// Starts the upload, before the first part is sent.
     async fn begin(&self) -> Result<(), Error>;
-    /// Sends one part, numbered from 1, with retries.
+    /// Sends one part with retries. The first part has the number 1.
     async fn send(&self, number: usize, content: Bytes) -> Result<Self::Part, Error>;
 }
 
 /// The result of [`Parts::finish`].
 pub(crate) enum Written<P> {
-    /// The content fits into one request and was not sent yet.
+    /// The content was not sent, because it fits into one request.
     Whole(Bytes),
-    /// The content was sent in parts. Contains the results of all parts, in order.
+    /// The content was sent in parts. Contains the results of the parts in order.
     Parts(Vec<P>),
 }
 
@@ -94,7 +94,7 @@ impl<S: Sink> Parts<S> {
             let now = chunk.split_to(room.min(chunk.len()));
             self.filling.extend_from_slice(&now);
         }
-        // Later parts are sent as soon as they are full.
+        // All parts after the first are sent as soon as they are full.
         if self.begun > 0 && self.filling.len() == part_size(self.first, self.begun) {
             let content = std::mem::take(&mut self.filling).freeze();
             self.send(content).await?;
@@ -121,12 +121,13 @@ impl<S: Sink> Parts<S> {
         ))
     }
 
-    /// Takes the parts in flight out of the writer, so that an abort can wait for them.
+    /// Takes the parts in flight, so that an abort can wait for them.
     pub(crate) fn take_in_flight(&mut self) -> InFlight<S::Part> {
         InFlight(std::mem::take(&mut self.in_flight))
     }
 
-    /// Sends `content` as the next part, as soon as fewer than the maximum number of parts are in flight.
+    /// Waits until fewer than [`MAX_IN_FLIGHT`] parts are in flight, and then starts to send `content` as the next
+    /// part.
     async fn send(&mut self, content: Bytes) -> Result<(), Error> {
         while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.reap().await?;
@@ -167,9 +168,9 @@ impl<S: Sink> Parts<S> {
 pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
 impl<P: Send + 'static> InFlight<P> {
-    /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. Without this wait, the store could receive a part
-    /// after the abort and keep it forever. Requests that are still in flight after the timeout are canceled, but the
-    /// store may still complete them.
+    /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. The store could otherwise receive a part after the
+    /// abort and keep it forever. After the timeout, this function cancels the requests, but the store may still
+    /// complete them.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {
@@ -245,7 +246,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Sending a part with an odd number takes longer, so later parts complete before earlier parts.
+            // Parts with odd numbers take longer, so that later parts complete before earlier parts.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {

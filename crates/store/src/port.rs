@@ -4,17 +4,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-/// What a store reports about an object.
+/// The metadata of an object, as a store reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// The full key inside the bucket.
     pub key: String,
     /// Size in bytes.
     pub size: u64,
-    /// Time of the last write, in seconds since the epoch. `None` if the store does not report it.
+    /// Time of the last write, in seconds since the epoch. `None` if the store does not report the time.
     pub modified_unix_seconds: Option<i64>,
     /// Identifies one version of the object, for example an entity tag. `None` if the store does not report a tag. Some
-    /// stores report tags only for a single object, not in a listing.
+    /// stores omit the tag in a listing.
     pub tag: Option<String>,
 }
 
@@ -26,7 +26,7 @@ pub struct ObjectStream {
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 }
 
-/// An upload that was started, but neither committed nor aborted.
+/// An upload that was neither committed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     /// The full key of the object.
@@ -38,12 +38,12 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// The reported start of an upload can be up to this number of seconds later than the end of the process that
-    /// started the upload, because times are whole seconds and clocks differ. In addition, some stores (versitygw)
-    /// report the time of the last part as the start, and may accept a part after the process has ended.
+    /// Tolerance in seconds for comparing the start of an upload with the start of a process. Times are whole seconds
+    /// and clocks differ. Some stores (versitygw) report the time of the last part as the start, and can accept a part
+    /// after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
-    /// Whether the upload started before a process that started at `unix_seconds`.
+    /// Whether the upload is older than a process that started at `unix_seconds`.
     pub fn is_older_than(&self, unix_seconds: i64) -> bool {
         self.begun_unix_seconds < unix_seconds.saturating_add(Self::CLOCK_TOLERANCE)
     }
@@ -52,13 +52,13 @@ impl Unfinished {
 /// An object that the store has acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// Size of the stored object in bytes, read from the store after the commit.
+    /// Size of the stored object in bytes, as the store reports it after the commit.
     pub size: u64,
     /// The tag of this version of the object, as [`Object::tag`] reports it.
     pub tag: Option<String>,
 }
 
-/// The remedy for a denied access. `text` contains the error code, if the store sent one.
+/// The remedy for a denied access. `text` contains the error code of the store, if it sent a code.
 fn denial_remedy(text: &str) -> &'static str {
     let holds = |codes: &[&str]| codes.iter().any(|code| text.contains(code));
     if holds(&["SignatureDoesNotMatch"]) {
@@ -72,7 +72,7 @@ fn denial_remedy(text: &str) -> &'static str {
     }
 }
 
-/// Why a store request failed. The text contains the remedy, and never credentials.
+/// Why a store request failed. The error text contains the remedy, and never credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The bucket or container does not exist.
@@ -90,13 +90,13 @@ pub enum Error {
     /// The identity lacks a permission, or the credentials are wrong.
     #[error("access denied: {0}; {remedy}", remedy = denial_remedy(.0))]
     AccessDenied(String),
-    /// The spec names no Secret, and the pod of this process has no usable cloud identity. The text is the cause.
+    /// The spec names no Secret, and the pod has no usable cloud identity. The text is the cause.
     #[error(
         "the spec names no Secret, and the pod has no usable cloud identity ({0}): name a Secret in the spec, or configure \
          a cloud identity for the pod's ServiceAccount"
     )]
     NoIdentity(String),
-    /// The clock of the node and the clock of the store differ too much for signed requests.
+    /// The store rejects the time of a signed request, because its clock differs too much from the clock of the node.
     #[error(
         "the store rejects the time of the request: correct the clock of the node that sent the request ({0})"
     )]
@@ -123,7 +123,7 @@ pub enum Error {
     /// The store has no space for the object.
     #[error("no space is left: {0}; enlarge the volume or remove old backups")]
     Full(String),
-    /// The store exceeds a limit: a response is too long, or a listing does not end.
+    /// The store exceeds a limit: for example, a response is too long or a listing does not end.
     #[error("the store at {endpoint} {problem}")]
     Excessive {
         /// The endpoint of the store.
@@ -152,37 +152,37 @@ pub enum Error {
     Other(String),
 }
 
-/// A bucket, accessed with one identity.
+/// A bucket, container or directory, accessed with one identity.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// The location of the objects as messages show it, such as `s3://bucket`.
+    /// The location of the objects for messages, such as `s3://bucket`.
     fn location(&self) -> String;
-    /// URL of the server. Empty for a directory, which its location identifies.
+    /// URL of the server. Empty for a directory.
     fn endpoint(&self) -> String {
         String::new()
     }
-    /// Starts an upload. No object is visible under `key` before the commit.
+    /// Starts an upload. The object is not visible under `key` before the commit.
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error>;
     /// Writes a small object in one request.
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error>;
-    /// Opens an object for reading. After a broken connection, the read continues at the last offset.
+    /// Opens an object for reading. If the connection breaks, the read continues at the last offset.
     async fn get(&self, key: &str) -> Result<ObjectStream, Error>;
     /// Returns the metadata of an object; `None` if the object does not exist.
     async fn head(&self, key: &str) -> Result<Option<Object>, Error>;
-    /// Lists all objects with this key prefix, through all pages.
+    /// Lists all objects with this key prefix, from all pages.
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error>;
     /// Deletes an object. Succeeds if the object does not exist.
     async fn delete(&self, key: &str) -> Result<(), Error>;
-    /// Lists the unfinished uploads with this key prefix, through all pages. Empty for Google and Azure, which do not
-    /// list unfinished uploads and remove them after a week.
+    /// Lists the unfinished uploads with this key prefix, from all pages. Empty for Google and Azure, which do not list
+    /// unfinished uploads and remove them after a week.
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error>;
-    /// Removes an unfinished upload. Succeeds if the upload no longer exists. Changes no objects.
+    /// Removes an unfinished upload, and changes no objects. Succeeds if the upload no longer exists.
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
     /// Removes unfinished uploads of exactly this key that started before `begun_before`, in seconds since the epoch.
-    /// Callers pass the start of their own process: uploads that started earlier belong to a process that has ended.
+    /// Callers pass the start of their own process, so these uploads belong to processes that have ended.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
-            // Invariant 13: the listing by prefix also returns uploads of other objects.
+            // Invariant 13: the listing also contains uploads of other objects whose keys begin with `key`.
             if unfinished.key == key && unfinished.is_older_than(begun_before) {
                 self.discard(&unfinished).await?;
             }
@@ -194,9 +194,9 @@ pub trait Store: Send + Sync {
 /// An upload in constant memory.
 #[async_trait]
 pub trait Upload: Send {
-    /// Writes the next bytes. Waits while too many bytes are in flight.
+    /// Writes the next bytes. Waits while the maximum number of bytes is in flight.
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error>;
-    /// Makes the complete object visible, and then reads its size from the store.
+    /// Makes the complete object visible, and reads its size from the store.
     async fn commit(self: Box<Self>) -> Result<Committed, Error>;
     /// Aborts the upload and removes its data from the store.
     async fn abort(self: Box<Self>) -> Result<(), Error>;

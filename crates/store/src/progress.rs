@@ -1,8 +1,8 @@
-//! Reports the progress of a transfer from its container to the operator, over TCP.
+//! Reports the progress of a transfer from its container to the operator over TCP.
 //!
-//! A container can write a termination message only when it ends, and a pod without a token cannot write to the API
-//! server. The container therefore sends two numbers to each client that connects, and reads nothing from the client.
-//! The operator reads a limited number of bytes. It only displays the numbers, and makes no decision with them.
+//! A container can write its termination message only at its end, and a pod without a token cannot use the API server.
+//! The container therefore sends two numbers to each client that connects. The operator reads a limited number of
+//! bytes, and only displays the numbers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Port of the progress server. etcd does not use this port.
+/// Port of the progress server, which etcd does not use.
 pub const PORT: u16 = 2390;
 
 /// Time limit for one connection to the progress server.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum length of a response in bytes. Two numbers need fewer.
+/// Maximum length of a response in bytes.
 const MAX_RESPONSE: u64 = 64;
 
 /// Progress of a transfer.
@@ -60,8 +60,8 @@ impl Meter {
     }
 }
 
-/// Sends the result of `now` to each client that connects, until the caller drops the future. Returns at once if the
-/// port is already in use.
+/// Sends the result of `now` to each client that connects, until the caller drops the future. Returns at once if
+/// another process uses the port.
 pub async fn serve(now: impl Fn() -> Moved) {
     let everywhere = [
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),
@@ -78,7 +78,7 @@ async fn serve_at(listener: TcpListener, now: impl Fn() -> Moved) {
         match listener.accept().await {
             Ok((mut stream, _)) => {
                 let text = written(now());
-                // The write has a timeout, so that a client that does not read does not block the server.
+                // The write has a timeout, because a client that does not read would block the server.
                 let _ = timeout(TIMEOUT, stream.write_all(text.as_bytes())).await;
             }
             Err(error) => {

@@ -1,8 +1,7 @@
-//! Reads an object of any store. If a connection breaks, the read continues at the last offset.
+//! Reads an object of a store. If a connection breaks, the read continues at the last offset.
 //!
-//! Several parts of a large object are read concurrently, because stores limit a connection to the throughput of one
-//! disk (85 to 90 MB/s on S3:
-//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>).
+//! Several parts of a large object are read concurrently, because a store limits the throughput of one connection (85
+//! to 90 MB/s on S3: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,26 +22,26 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Size in bytes of the parts in which an object is read.
 pub(crate) const PART: u64 = 8 << 20;
 
-/// Number of parts that are being read or buffered. A read needs the memory of these parts and of the part that the
-/// caller consumes.
+/// Number of parts that are requested or buffered at the same time. A read uses the memory of these parts, and of the
+/// part that the caller consumes.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Chunks with fewer bytes than this number are joined, except at the end of a part.
+/// Minimum size of a chunk in bytes, except at the end of a part. Smaller chunks are joined.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
 
-/// One version of an object. If the object is replaced, a read fails. It never returns bytes of another version.
+/// One version of an object. If the object is replaced, the read fails and returns no bytes of the new version.
 #[async_trait]
 pub(crate) trait Version: Send + Sync + 'static {
     /// Reads the range `part` of the version. The range must not be empty.
     async fn body(&self, part: Range<u64>) -> Result<Body, Error>;
-    /// The endpoint as messages show it.
+    /// The endpoint for messages.
     fn endpoint(&self) -> String;
 }
 
-/// The first bytes of an object, from a request that was already sent.
+/// The first bytes of an object, from a response that has already begun.
 pub(crate) struct First {
     /// Number of bytes in `body`.
     pub(crate) size: u64,
@@ -51,7 +50,7 @@ pub(crate) struct First {
 }
 
 /// Reads all `size` bytes of a version. `first` is the first part, if it was already requested. If `first` contains the
-/// whole object, no further request is sent.
+/// whole object, this function sends no request.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
     let first_size = first.as_ref().map_or(PART, |first| first.size);
@@ -72,9 +71,9 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
     ObjectStream { size, chunks }
 }
 
-/// Fails if a response does not start at the requested offset. Some stores and proxies ignore ranges. `content_range`
-/// is a header such as `bytes 8-99/1234`. Without this header, the range must start at 0, or the response must have the
-/// length of the range.
+/// Fails if a response does not start at the requested offset, because some stores and proxies ignore ranges.
+/// `content_range` is a header such as `bytes 8-99/1234`. Without this header, the response is accepted if the offset
+/// is 0 or if it has the length of the range.
 pub(crate) fn check_range(
     content_range: Option<&str>,
     length: Option<u64>,
@@ -98,7 +97,7 @@ pub(crate) fn check_range(
     )))
 }
 
-/// The ranges of the parts from an offset to the end of an object.
+/// The ranges of the parts from the offset `from` to the end of an object.
 fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     let next = move |part: &Range<u64>| {
         (part.end < size).then(|| part.end..part.end.saturating_add(PART).min(size))
@@ -106,7 +105,7 @@ fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     std::iter::successors(next(&(0..from)), next)
 }
 
-/// Reads a part and joins small chunks. A store may send each byte in a separate chunk, which takes 32 bytes of memory.
+/// Reads a part and joins small chunks. A store can send each byte in its own chunk, which takes 32 bytes of memory.
 async fn joined(mut part: Body) -> Result<Vec<Bytes>, Error> {
     let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
     while let Some(chunk) = part.try_next().await? {
@@ -132,7 +131,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part with retries. `body` is the response to a request for this part, if such a request was already sent.
+/// Reads a part with retries. `body` is the response to a request for this part, if it was already sent.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -205,9 +204,9 @@ mod tests {
     /// An object that records the requested ranges.
     struct TestObject {
         content: Bytes,
-        /// Number of requests whose connection breaks, and number of bytes that each of them delivers before the break.
+        /// Number of requests whose connection breaks, and number of bytes that each of them delivers before.
         breaks: (AtomicUsize, usize),
-        /// Each request waits until this number of requests are in flight.
+        /// If set, each request waits until this number of requests are in flight.
         concurrent: Option<Barrier>,
         parts: Mutex<Vec<Range<u64>>>,
     }
@@ -216,7 +215,7 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // The length of the block does not divide the part size, so the bytes of every part differ.
+            // The length of the block does not divide the part size, so all parts differ.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
@@ -278,7 +277,7 @@ mod tests {
     async fn parts_are_read_concurrently_and_in_order() {
         let size = 3 * CONCURRENT_PARTS as u64 * PART;
         let source = Arc::new(TestObject {
-            // If the requests were sequential, they would wait at this barrier forever.
+            // Sequential requests would wait at this barrier forever.
             concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
             ..TestObject::of(size)
         });

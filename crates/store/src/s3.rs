@@ -1,11 +1,11 @@
-//! S3 and S3-compatible stores: one bucket, one identity.
+//! S3 and S3-compatible stores: one bucket, accessed with one identity.
 //!
-//! Stores without checksums or checksum trailers are supported:
-//! - A store that supports CRC32C says so when an upload starts. It calculates and reports the CRC32C of each part.
-//! - Other stores compare the `Content-MD5` of each part.
+//! Stores with and without CRC32C are supported:
+//! - A store with CRC32C confirms it when an upload starts, and returns the CRC32C of each part.
+//! - A store without CRC32C compares the `Content-MD5` of each part.
 //!
-//! With and without CRC32C, the store checks the signed SHA-256 of the body. This module then compares the size of the
-//! complete object, and its checksum or entity tag, with the sent data.
+//! In both cases, the store also checks the signed SHA-256 of the body. At the end, this module compares the size of
+//! the complete object, and its checksum or entity tag, with the sent data.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -48,7 +48,7 @@ pub struct S3Store {
     place: Place,
     protection: S3Protection,
     part: usize,
-    /// True if the store has rejected or ignored the request to calculate checksums of parts.
+    /// True if the store has rejected or ignored a request to calculate checksums of parts.
     no_checksums: Arc<AtomicBool>,
 }
 
@@ -74,8 +74,8 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5, because
-    /// the store may support no other checksum, and the MD5 of a small object is cheap.
+    /// Writes an object in one request and returns the expected checksums. The request contains an MD5, because the
+    /// store may support no other checksum.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -100,7 +100,7 @@ impl S3Store {
         ))
     }
 
-    /// Like [`S3Store::new`], but `host` resolves to another address. For tests.
+    /// Like [`S3Store::new`], but resolves `host` to another address. For tests.
     ///
     /// # Errors
     /// Fails if the configuration is invalid.

@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use crate::port::Error;
 
-/// The keys and values of a Secret, read from the API server or from the directory where the Secret is mounted.
+/// The keys and values of a Secret, from the API server or from the directory where the Secret is mounted.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
 
 /// Reads all keys of a Secret from the directory where it is mounted.
@@ -18,8 +18,8 @@ pub fn mounted(directory: &Path) -> io::Result<SecretData> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let key = entry.file_name().to_string_lossy().into_owned();
-        // The kubelet also creates directories and links to directories, whose names start with two dots. The name of
-        // a key may start with one dot.
+        // The kubelet also creates directories and links whose names start with two dots. The name of a key may start
+        // with one dot.
         if !key.starts_with("..") && entry.path().is_file() {
             data.insert(key, fs::read(entry.path())?);
         }
@@ -27,7 +27,7 @@ pub fn mounted(directory: &Path) -> io::Result<SecretData> {
     Ok(data)
 }
 
-/// The text of a required key. White space at both ends is removed, because `echo` and editors add it.
+/// The value of a required key as text. Removes white space at both ends, because `echo` and editors add it.
 pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<&'a str, Error> {
     optional(data, key)?.ok_or_else(|| {
         let others: Vec<&str> = data.keys().map(String::as_str).collect();
@@ -39,7 +39,7 @@ pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<
     })
 }
 
-/// Like [`text`], for an optional key. `None` if the key is missing or empty.
+/// The value of an optional key as text. `None` if the key is missing or its value is empty.
 pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a str>, Error> {
     let Some(bytes) = data.get(key) else {
         return Ok(None);
@@ -49,7 +49,7 @@ pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a
     Ok(Some(text.trim()).filter(|text| !text.is_empty()))
 }
 
-/// Fails if a key is a misspelled known key, which would otherwise be ignored. All other unknown keys are allowed,
+/// Fails if an unknown key is a misspelled known key, because the value would be ignored. Accepts other unknown keys,
 /// because other programs may use the same Secret.
 pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(), Error> {
     let plain = |key: &str| key.to_ascii_lowercase().replace(['-', '_', '.'], "");
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// The directory has the layout that the kubelet creates.
+    /// The directory has the layout in which the kubelet mounts a Secret.
     #[test]
     fn every_key_of_mounted_secret_is_read() {
         let directory = tempfile::tempdir().unwrap();

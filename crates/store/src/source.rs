@@ -1,5 +1,5 @@
-//! Opens the store that a storage block of a spec (such as `spec.s3`) describes, with the data of its Secrets. The
-//! credentials are passed only to the store (invariant 14).
+//! Opens the store that a storage block of a spec describes, such as `spec.s3`, with the data of its Secrets. Only the
+//! store gets the credentials (invariant 14).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,17 +34,17 @@ pub struct Secrets<'a> {
     pub ca: Option<&'a SecretData>,
 }
 
-/// Directories of this process that can be stores.
+/// Directories of this process that can serve as stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// For the storage type `Local`: the part of the operator's directory that belongs to the namespace of the object.
+    /// For the storage type `Local`: the subdirectory of the object's namespace in the operator's directory.
     pub local: Option<LocalStore>,
     /// For the storage type `PVC`: the directory where the PersistentVolumeClaim is mounted.
     pub claim: Option<PathBuf>,
 }
 
-/// The bucket and the key that are accessed with the pod's own identity. `None` if the block names a Secret or uses a
-/// directory. The caller must check that the namespace of the object may use this identity.
+/// The bucket and the key that an object accesses with the pod's own identity. `None` if the block names a Secret or
+/// uses a directory. The caller must check that the object's namespace may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
     let no_secret = source.has_bucket() && source.secrets().credentials.is_none();
     no_secret
@@ -55,7 +55,7 @@ pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
 /// Opens the store that a block describes. Sends no request.
 ///
 /// # Errors
-/// Fails if the configuration is invalid. [`Error::Invalid`] contains the field of the spec, and [`Error::Secret`] the
+/// Fails if the configuration is invalid. [`Error::Invalid`] names the field of the spec, and [`Error::Secret`] the
 /// field that names the Secret.
 pub async fn open(
     source: &StorageSource<'_>,
@@ -154,7 +154,7 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
     let ca = match secrets.ca {
         Some(data) => Some(data.get(CA_KEY).cloned().ok_or_else(|| Error::Secret {
             key: CA_KEY.to_owned(),
-            problem: "is missing: add the CA certificate under this key".to_owned(),
+            problem: "is missing: add the CA certificate of the store as ca.crt".to_owned(),
         })?),
         None => None,
     };
@@ -174,7 +174,7 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
     })
 }
 
-/// Converts an OSS block to S3 configuration.
+/// Converts an OSS block to an S3 configuration.
 pub(crate) fn oss_config(
     oss: &OssSource,
     bucket: String,
@@ -196,7 +196,7 @@ pub(crate) fn oss_config(
     })
 }
 
-/// Names the field of the spec in an error, so that users know what to correct.
+/// Adds the field of the spec to an error, so that users know what to correct.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
     let secrets = source.secrets();
     match error {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn store_opens_only_with_its_directory_or_secret() {
+    async fn store_requires_its_directory_or_secret() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };

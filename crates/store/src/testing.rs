@@ -1,4 +1,4 @@
-//! Starts real object stores for tests, and contains the conformance test that every store must pass.
+//! Starts real object stores for tests, and contains the conformance test for stores.
 //!
 //! For tests only.
 #![allow(
@@ -22,12 +22,12 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Runs `work` with another maximum duration of each listing in it.
+/// Runs `work` with another time limit for each listing.
 pub async fn with_listing_timeout<T>(timeout: Duration, work: impl Future<Output = T>) -> T {
     TEST_TIMEOUT.scope(timeout, work).await
 }
 
-/// Pseudorandom bytes. If a part is stored at a wrong offset, the content changes, and a test detects this.
+/// Pseudorandom bytes. A part at a wrong offset changes the content, so that a test detects it.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -69,16 +69,16 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     Ok(whole)
 }
 
-/// What a store does with the unfinished uploads of a process that has ended.
+/// How a store removes the unfinished uploads of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The store lists unfinished uploads, and the operator removes them.
+    /// The store lists unfinished uploads, so the operator can remove them.
     Removable,
-    /// The store does not list unfinished uploads, but removes them after a time.
+    /// The store does not list unfinished uploads, and removes them after some time.
     Expiring,
 }
 
-/// The conformance test for every store.
+/// The conformance test, which every store must pass.
 pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
     missing_objects_are_reported(store).await;
     objects_round_trip(store).await;
@@ -101,7 +101,7 @@ async fn missing_objects_are_reported(store: &dyn Store) {
     );
 }
 
-/// Objects of many sizes are read back unchanged, also after they are replaced.
+/// Objects of many sizes are read back unchanged, even after they are replaced.
 async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,
@@ -136,8 +136,8 @@ async fn objects_round_trip(store: &dyn Store) {
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 }
 
-/// An object is replaced while it is read. The read must return the old content or an error, and never the new content.
-/// The object is larger than the read buffer.
+/// An object that is larger than the read buffer is replaced while it is read. The read must return the old content or
+/// an error.
 async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     let before = content(80 << 20);
     let after: Bytes = before.iter().map(|byte| !byte).collect();
@@ -187,7 +187,7 @@ async fn upload_is_invisible_before_commit(store: &dyn Store) {
     );
 }
 
-/// A process discards an unfinished upload only if the key is equal and the upload is older than the process.
+/// An unfinished upload is discarded only if it has exactly this key and is older than the process.
 async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {
@@ -233,7 +233,7 @@ async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftover
         .unwrap();
 }
 
-/// A listing returns the keys of all pages, and only keys with the prefix.
+/// A listing returns all pages, and only keys with the prefix.
 async fn listing_returns_all_pages(store: &dyn Store) {
     for index in 0..1005 {
         store
@@ -253,7 +253,7 @@ async fn listing_returns_all_pages(store: &dyn Store) {
     assert_eq!(store.list("many/").await.unwrap().len(), 1004);
 }
 
-/// Keys may contain characters with a special meaning in URLs.
+/// Keys with special characters of URLs are read back unchanged.
 async fn special_characters_in_keys_are_kept(store: &dyn Store) {
     for key in [
         "odd/a b+c",

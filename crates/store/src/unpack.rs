@@ -1,6 +1,6 @@
-//! Reads the content of a stored backup: decrypts and decompresses it in constant memory. The first bytes of the object
-//! show whether it is encrypted and compressed. The manifest does not decide this, because it may be missing, and
-//! because another writer may have changed it.
+//! Decrypts and decompresses the content of a stored backup, in constant memory. The object's first bytes show whether
+//! it is encrypted and compressed. The manifest does not decide this, because it may be missing or changed by another
+//! writer.
 
 use std::io;
 
@@ -22,17 +22,17 @@ pub enum Error {
 
 /// Reads the content of a stored backup.
 ///
-/// After each call of [`push`](Self::push) and after [`end`](Self::end), the caller takes all pieces with
-/// [`piece`](Self::piece). The content is complete only after [`finish`](Self::finish) has succeeded.
+/// The caller calls [`piece`](Self::piece) until it returns `None`, after each [`push`](Self::push) and after
+/// [`end`](Self::end). The content is complete only after [`finish`](Self::finish) has succeeded.
 pub struct Unpacker {
     decryption: Decryption,
     expansion: Expansion,
-    /// Decrypted bytes that no call of `piece` has taken yet.
+    /// Decrypted bytes that [`Unpacker::piece`] has not processed yet.
     decrypted: Bytes,
 }
 
 enum Decryption {
-    /// The beginning of the object is not complete.
+    /// The object's first bytes have not arrived completely.
     Unknown {
         keys: Option<Keys>,
         first: BytesMut,
@@ -42,15 +42,15 @@ enum Decryption {
 }
 
 enum Expansion {
-    /// The beginning of the decrypted content is not complete.
+    /// The first bytes of the decrypted content have not arrived completely.
     Unknown(BytesMut),
     No,
     Yes(Box<Decompressor>),
 }
 
 impl Unpacker {
-    /// Starts to read an object. With `keys`, the object must be encrypted with one of them. Without keys, it must not
-    /// be encrypted.
+    /// Starts to read an object. With `keys`, the object must be encrypted with one of these keys. Without keys, it
+    /// must not be encrypted.
     pub fn new(keys: Option<Keys>) -> Self {
         Self {
             decryption: Decryption::Unknown {
@@ -84,7 +84,7 @@ impl Unpacker {
         }
     }
 
-    /// The next piece of the content. `None` if more bytes of the object are needed.
+    /// Returns the next piece of the content. `None` if more bytes of the object are needed.
     ///
     /// # Errors
     /// Fails if the object cannot be decompressed.
@@ -121,7 +121,7 @@ impl Unpacker {
         self.expand()
     }
 
-    /// Checks that the content is complete. Called after [`end`](Self::end), when all pieces were taken.
+    /// Checks that the content is complete. The caller must have called [`end`](Self::end) and taken all pieces.
     ///
     /// # Errors
     /// Fails if the compressed content is truncated.
@@ -132,7 +132,7 @@ impl Unpacker {
         }
     }
 
-    /// Decides whether the object is encrypted, and reads its first bytes.
+    /// Detects whether the object is encrypted, and processes its first bytes.
     fn begin(&mut self) -> Result<(), Error> {
         let Decryption::Unknown { keys, first } = &mut self.decryption else {
             return Ok(());
@@ -158,7 +158,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Decides whether the content is compressed.
+    /// Detects whether the content is compressed.
     fn expand(&mut self) -> Result<(), Error> {
         if let Expansion::Unknown(first) = &mut self.expansion {
             self.decrypted = std::mem::take(first).freeze();
@@ -227,7 +227,7 @@ mod tests {
         Ok(out)
     }
 
-    /// A network may split a stream at any position, even within the first bytes.
+    /// The content survives every split of the stream, even within the first bytes.
     #[test]
     fn content_round_trips_for_every_chunk_size() {
         for size in [0, 1, 3, 4, 7, 8, 60, 1000, 300_000] {
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// A writer to the bucket must not be able to replace an encrypted backup by another backup.
+    /// A writer to the bucket must not be able to replace an encrypted backup with an unencrypted object.
     #[test]
     fn unencrypted_object_is_refused_if_keys_are_given() {
         for size in [0, 3, 8, 1000] {

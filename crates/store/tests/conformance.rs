@@ -29,7 +29,7 @@ async fn google_fulfills_store_contract() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// Small objects are written with Google's own client, as at Google's own endpoint.
+/// Small objects are written with Google's own client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn google_with_official_client_fulfills_store_contract() {
     let server = GoogleServer::start(&["bucket"]);
@@ -45,8 +45,8 @@ async fn azure_fulfills_store_contract() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// OSS is accessed through its S3 endpoint, with the Secret of v1beta2. The test server is not in OSS's domain, so the
-/// bucket is in the path.
+/// The client of OSS uses the S3 endpoint and the Secret of v1beta2. The test server is not in the domain of OSS, so
+/// the bucket is in the path.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oss_fulfills_store_contract_over_s3_endpoint() {
     let server = S3Server::start(&["bucket"]);

@@ -1,5 +1,5 @@
-//! The real clients receive damaged responses of stores: listings in XML and JSON, errors, and encrypted objects. Every
-//! call must end, with a result or an error.
+//! The real clients of stores receive damaged listings, errors and encrypted objects. Every call must end with a result
+//! or an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -22,10 +22,10 @@ use store::unpack::{self, Unpacker};
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
-/// The value of `store` with which [`Clients::list`] lists the unfinished uploads of S3.
+/// For [`Clients::list`]: list the unfinished uploads of S3.
 const UPLOADS: usize = 3;
 
-/// Time limit for one call. All retries of a client together take less time.
+/// Time limit for one call, including all its retries.
 const CALL: Duration = Duration::from_mins(2);
 
 /// A listing, as Amazon S3 sends it.
@@ -76,7 +76,7 @@ impl TestServer {
             for mut stream in listener.incoming().flatten() {
                 let (status, body) = current.lock().unwrap().clone();
                 std::thread::spawn(move || {
-                    // The requests of this test have no body, and each fits into one read.
+                    // Each request of this test has no body and fits into one read.
                     let mut request = [0; 1 << 14];
                     if !matches!(stream.read(&mut request), Ok(read) if read > 0) {
                         return;
@@ -120,8 +120,8 @@ impl Clients {
         }
     }
 
-    /// The keys that the client of a store finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure,
-    /// [`UPLOADS`] for the unfinished uploads of S3.
+    /// The keys that a client finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure, and [`UPLOADS`]
+    /// for the unfinished uploads of S3.
     fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
         *self.server.answer.lock().unwrap() = (status, body.to_owned());
         let listed = async {
@@ -142,7 +142,7 @@ impl Clients {
     }
 }
 
-/// Responses of one store, listings and errors, each with its status.
+/// Listings and errors of one store, each with its status.
 fn answers() -> impl Strategy<Value = (usize, u16, String)> {
     prop_oneof![
         3 => damaged_text(&[S3_LIST]).prop_map(|text| (0_usize, 200_u16, text)),
@@ -173,7 +173,7 @@ fn damaged_store_responses_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
-            // The random changes of the response add only a few entries. More names would mean that the client repeats
+            // Random changes of the response add only a few entries. More names would mean that the client repeats
             // pages.
             prop_assert!(names.len() < 100, "{:?}", names);
         }
@@ -181,7 +181,7 @@ fn damaged_store_responses_are_read_or_rejected() {
     });
 }
 
-/// The content of the encrypted objects: several chunks.
+/// The content of the encrypted objects, which has several chunks.
 fn content() -> Bytes {
     store::testing::content(150_000)
 }
@@ -237,7 +237,7 @@ fn damaged_encrypted_objects_are_rejected() {
     let samples: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
     proptest!(cases(256), |(object in damaged(&samples))| {
         if let Ok(found) = bounded(|| unpacked(&object)) {
-            // An object is accepted only if the damage changed nothing, or if its changes cancel each other.
+            // Only an object whose content is unchanged may be accepted.
             prop_assert!(found == content());
         }
         assert_little_memory();

@@ -1,4 +1,4 @@
-//! Requests to wrong endpoints fail with an error that contains the remedy.
+//! Requests to a wrong endpoint fail with a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ fn web_server(answer: &'static str) -> String {
     format!("127.0.0.1:{}", address.port())
 }
 
-/// The configurations for the test servers. A test replaces only the endpoint.
+/// The configurations of the clients. A test replaces only the endpoint.
 struct Configs(S3Config, GcsConfig, AbsConfig);
 
 impl Configs {
@@ -66,7 +66,7 @@ async fn request_to_wrong_store_endpoint_fails_with_remedy() {
         assert!(error.contains("use a URL with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // The servers respond like a TLS server that receives plain HTTP, and like web servers that are not object stores.
+    // One answer is that of a TLS server that receives plain HTTP. The other answers are those of web servers.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",
@@ -80,7 +80,7 @@ async fn request_to_wrong_store_endpoint_fails_with_remedy() {
         }
     }
 
-    // Like a proxy that blocks the request, the server responds with a web page instead of a list.
+    // The server responds with a web page, like a proxy that blocks the request.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

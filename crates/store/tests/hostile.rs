@@ -1,5 +1,5 @@
-//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call must end with an error
-//! that names the store and the remedy, and must use limited memory.
+//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call must fail with a
+//! remedy, and must use limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -19,7 +19,7 @@ use store::{AbsStore, Error, GcsStore, S3Store, Store};
 
 const MIB: u64 = 1 << 20;
 
-/// Sockets and HTTP clients buffer up to this number of bytes, in addition to the bytes that the operator reads.
+/// Sockets and HTTP clients buffer up to this number of bytes before the operator reads them.
 const BUFFERS: u64 = 20 * MIB;
 
 impl HostileServer {
@@ -62,7 +62,7 @@ fn assert_limit<T>(name: &str, server: &HostileServer, result: Result<T, Error>,
     );
 }
 
-/// The start of a listing, in the format of the store to which the request is sent.
+/// The beginning of a listing, in the format of the store that the request addresses.
 fn beginning(request: &str) -> &'static str {
     if request.contains("/storage/v1/") {
         "{\"items\":["
@@ -73,7 +73,7 @@ fn beginning(request: &str) -> &'static str {
     }
 }
 
-/// A page of a listing with `count` entries, and with the marker of the next page.
+/// A page of a listing with `count` entries and the marker of the next page.
 fn page(request: &str, count: usize, marker: &str) -> String {
     if request.contains("/storage/v1/") {
         let items = vec!["{\"name\":\"key\",\"size\":\"1\"}"; count].join(",");
@@ -120,13 +120,13 @@ async fn hostile_store_endless_list_response_is_limited() {
             let sent = server.sent() - before;
             assert!(sent < 16 * MIB + BUFFERS, "{name}: {sent} bytes");
         }
-        // The clients have retried no request.
+        // The three clients have sent one request each, without retries.
         assert_eq!(server.requests(), 3);
     }
     assert_little_memory();
 }
 
-/// Errors and the results of writes are short, so their limit is low.
+/// Errors and results of writes have a low limit, because they are short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_endless_error_and_write_responses_are_limited() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
@@ -137,7 +137,7 @@ async fn hostile_store_endless_error_and_write_responses_are_limited() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // Azure's client reads only the headers of a successful response.
+            // Azure's client reads no body of a successful response, so it detects no endless body.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -216,7 +216,7 @@ async fn hostile_store_slow_listing_times_out() {
         assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
     };
     with_listing_timeout(limit, all).await;
-    // Without the time limit of the listing, each request would take 20 s.
+    // Without the time limit of the listing, each request would time out only after 20 s.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -224,10 +224,10 @@ async fn hostile_store_slow_listing_times_out() {
     );
 }
 
-/// Responses that take many times their size in memory.
+/// Responses that need many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // The server sends a list in chunks of one byte.
+    // A list in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());
@@ -239,7 +239,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
         assert_limit(name, &server, result, "more than 16 MiB");
     }
 
-    // The server sends a list of empty entries, 15 MiB in total.
+    // A list of empty entries, 15 MiB in total.
     let server = HostileServer::start(|request| {
         let (entry, end) = match beginning(request) {
             json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),
@@ -266,7 +266,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
     assert_little_memory();
 }
 
-/// The first part of an object is read into memory, so the store must not decide its size.
+/// The first part of an object is read into memory, so its size must not depend on the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_oversized_first_part_is_rejected() {
     let server = HostileServer::start(|_| {

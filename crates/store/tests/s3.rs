@@ -1,4 +1,4 @@
-//! Tests of the S3 client with a real server: failures, and the data that failed uploads leave behind.
+//! Tests of the S3 client with a real server: errors, retries and leftover data of failed uploads.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -18,21 +18,21 @@ async fn reach(config: S3Config) -> S3Store {
     S3Store::new(config).await.unwrap()
 }
 
-/// A proxy between client and server. It forwards bytes, cuts connections, and detects checksum trailers.
+/// A proxy between client and server. It can cut connections, and detects checksum trailers.
 struct Proxy {
     endpoint: String,
     trailers: Arc<AtomicBool>,
     cuts: Arc<AtomicUsize>,
 }
 
-/// Which connections the proxy cuts, and when.
+/// The connections that the proxy cuts.
 #[derive(Clone, Copy)]
 struct Cuts {
-    /// Number of connections that are cut.
+    /// Number of connections that the proxy cuts.
     times: usize,
-    /// Number of bytes that the server receives before a cut.
+    /// Number of bytes from the client after which the proxy cuts a connection.
     sent: usize,
-    /// Number of bytes that the client receives before a cut.
+    /// Number of bytes from the server after which the proxy cuts a connection.
     received: usize,
 }
 
@@ -180,7 +180,7 @@ async fn download_of_replaced_object_fails() {
     assert!(read.is_err());
 }
 
-/// Waits until no unfinished upload exists. A dropped upload is aborted in the background.
+/// Waits until no unfinished upload exists, because a dropped upload is aborted in the background.
 async fn await_nothing_unfinished(server: &S3Server) {
     for _ in 0..600 {
         if server.unfinished("bucket").is_empty() {
@@ -259,7 +259,7 @@ async fn s3_errors_contain_cause_and_remedy() {
     }
 }
 
-/// A client with the permissions of the owner of the bucket.
+/// A client with the permissions of the bucket's owner.
 fn owner(server: &S3Server) -> aws_sdk_s3::Client {
     use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
     let credentials = Credentials::new(ACCESS_KEY, SECRET_KEY, None, None, "test");
@@ -300,7 +300,7 @@ async fn objects_are_stored_with_object_lock() {
         let hours = (until - i64::try_from(now.as_secs()).unwrap()) / 3600;
         assert!((70..=72).contains(&hours), "{hours} hours");
     }
-    // If the bucket does not support locks, the upload must fail. Otherwise the backup would be stored without a lock.
+    // If the bucket does not support locks, the upload must fail, because the backup would be stored without a lock.
     let plain = S3Server::start(&["bucket"]);
     let mut config = plain.config("bucket");
     config.protection.lock = Some(ObjectLock {
@@ -334,7 +334,7 @@ async fn upload_to_store_ignoring_encryption_leaves_no_data() {
     await_nothing_unfinished(&server).await;
 }
 
-/// Invariant 12: the store compares the checksum of each request.
+/// Invariant 12: the store rejects a request whose content does not match its checksum.
 #[tokio::test]
 async fn invariant_12_store_rejects_damaged_data() {
     let server = S3Server::start(&["bucket"]);
@@ -351,7 +351,7 @@ async fn invariant_12_store_rejects_damaged_data() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // Damages one byte of each piece of the body, long after the head of the request.
+                            // Damages one byte in each piece of the body, but not in the head of the request.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

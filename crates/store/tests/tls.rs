@@ -1,4 +1,4 @@
-//! TLS connections to stores succeed if the client trusts the certificate. Otherwise they fail with a remedy.
+//! A TLS connection to a store succeeds if the client trusts the certificate, and otherwise fails with a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -46,7 +46,7 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // None of the clients trusts the CA that signed the certificate of this server.
+    // None of the clients trusts the CA of this server.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),
@@ -93,7 +93,7 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
         }
     }
 
-    // The connection succeeds if the client trusts this CA or does not verify certificates.
+    // The connection succeeds if the client trusts the CA or does not verify certificates.
     for config in [
         S3Config {
             ca: Some(ca.into_bytes()),
@@ -114,8 +114,8 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
     }
 }
 
-/// The server that issues the credentials for the pod's own identity has an untrusted certificate. The test runs in a
-/// child process with other environment variables, because it must not change the variables of this process.
+/// The server that issues credentials for the pod's own identity has an untrusted certificate. The test runs in a child
+/// process, because it needs other environment variables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn identity_request_verifies_server_certificate() {
     const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";

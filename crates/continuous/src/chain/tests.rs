@@ -1,4 +1,4 @@
-//! Tests of the search for the chain of a base.
+//! Tests of finding the chain of a base.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -116,7 +116,7 @@ fn segment_of_another_base_is_reported() {
 }
 
 #[test]
-fn search_ends_despite_circle_of_segments() {
+fn search_ends_if_segments_form_circle() {
     let (a, b) = (base_of(1, 1).digest.short(), base_of(2, 2).digest.short());
     let circle = [(a, b), (b, a)].map(|(previous, digest)| SegmentName {
         first: 11,
@@ -138,9 +138,9 @@ fn search_ends_despite_circle_of_segments() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// If any segments are missing in the listing, the search does not panic, and its result has no hole.
+    /// Whatever segments are missing, the search does not panic, and the chain has no missing revision.
     #[test]
-    fn any_subset_gives_chain_without_hole(
+    fn chain_found_in_any_subset_misses_no_revision(
         keep in proptest::collection::vec(any::<bool>(), 10),
         tags in proptest::collection::vec(0_i64..2, 2),
     ) {
@@ -158,7 +158,7 @@ proptest! {
         }
         prop_assert_eq!(chain.last, last.1);
         let newest = listed.iter().map(|name| name.last).max().unwrap_or(BASE_REVISION);
-        // If the chain does not reach the newest segment, a problem is reported.
+        // A chain that does not reach the newest segment must report a problem.
         prop_assert!(chain.last == newest || !chain.faults.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the search for the revision of a time.
+//! Tests of finding the revision for a time.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Instant;
@@ -12,8 +12,8 @@ use crate::record::{GapReason, LeaseEnd, Transaction};
 use crate::recorder::Recorder;
 use crate::stored::{write_base, write_segment};
 
-/// A chain of ten segments with three revisions each, from 11 to 40. The time of revision N is N seconds. Some segments
-/// contain no time.
+/// A chain of ten segments with three revisions each, from 11 to 40. Revision N has the time N seconds. Some segments
+/// have no transactions.
 async fn stored(gap: bool) -> (TempDir, LocalStore) {
     let directory = tempfile::tempdir().unwrap();
     let store = LocalStore::new(directory.path());

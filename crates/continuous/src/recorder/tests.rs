@@ -57,7 +57,7 @@ fn full_segment_is_sealed_before_next_record() {
 }
 
 #[test]
-fn record_above_limit_has_its_own_segment() {
+fn record_above_segment_limit_gets_own_segment() {
     let tiny = Limits {
         bytes: 1,
         ..limits()
@@ -85,7 +85,7 @@ fn transactions_out_of_order_are_rejected() {
 }
 
 #[test]
-fn clock_that_is_set_back_does_not_decrease_times() {
+fn recorded_times_do_not_decrease_if_clock_is_set_back() {
     let mut recorder = recorder();
     for (revision, observed) in [(11, 9_000), (12, 500), (13, 9_001)] {
         let next = Transaction {
@@ -144,7 +144,7 @@ fn recorder_resumes_after_last_stored_segment() {
     push(&mut resumed, BASE_REVISION + 7).unwrap();
     let next = resumed.seal().unwrap().unwrap();
     let segment = verifier.check(next.name, &next.object).unwrap();
-    // The times of the chain do not decrease after a restart of the recorder.
+    // After a restart of the recorder, the times of the chain must not decrease.
     let Some(Record::Transaction(first)) = segment.records.first() else {
         panic!("{segment:?}");
     };

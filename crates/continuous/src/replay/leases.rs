@@ -1,4 +1,4 @@
-//! Renews the leases of a target during a replay. If a lease ended, etcd would delete its keys and use a revision.
+//! Renews the leases of a target during a replay. If a lease expired, etcd would delete its keys and use a revision.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,18 +7,17 @@ use std::time::{Duration, Instant};
 use etcd_client::{Client, LeaseClient};
 use tokio::task::JoinHandle;
 
-/// Time between two searches for leases that must be renewed. The smallest TTL of etcd is 2 s with its default election
-/// timeout.
+/// Time between two passes of the renewal loop. With its default election timeout, etcd's smallest TTL is 2 s.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A lease is renewed after its TTL divided by this number.
+/// A lease is renewed after a fraction of its TTL: the TTL divided by this number.
 const TTL_DIVISOR: u32 = 4;
 
 #[derive(Default)]
 struct State {
-    /// The time of the next renewal and the TTL of each lease, by the ID of the lease.
+    /// The time of the next renewal and the TTL of each lease. The key is the ID of the lease.
     leases: HashMap<i64, (Instant, Duration)>,
-    /// A lease that etcd did not find.
+    /// A lease that has expired.
     lost: Option<i64>,
 }
 
@@ -39,7 +38,7 @@ impl LeaseRenewal {
         }
     }
 
-    /// Renews a lease from now on. `ttl` is in seconds.
+    /// Adds a lease to the renewed leases. `ttl` is in seconds.
     pub(super) fn add(&self, id: i64, ttl: i64) {
         let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or_default());
         locked(&self.state).leases.insert(id, (Instant::now(), ttl));
@@ -49,7 +48,7 @@ impl LeaseRenewal {
         locked(&self.state).leases.remove(&id);
     }
 
-    /// A lease that has ended.
+    /// A lease that has expired. `None` if there is none.
     pub(super) fn lost(&self) -> Option<i64> {
         locked(&self.state).lost
     }

@@ -1,20 +1,20 @@
-//! The operations of an etcd transaction that repeats a recorded transaction. Performs no I/O.
+//! Converts a recorded transaction into the operations of an etcd transaction. Performs no I/O.
 //!
-//! etcd numbers the sub revisions of a transaction in the order of its operations. A deletion of a range deletes its
+//! etcd numbers the sub-revisions of a transaction in the order of its operations. A deletion of a range deletes the
 //! keys in ascending order.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use etcd::Change;
 
-/// Minimum number of successive deletions with ascending keys that are replaced by one deletion of a range.
+/// Minimum number of successive deletions, with ascending keys, that become one deletion of a range.
 pub(super) const MIN_RUN: usize = 64;
 
-/// A part of a transaction, in the order of its changes.
+/// A part of a transaction.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     /// A single change.
     Single(&'a Change),
-    /// At least [`MIN_RUN`] successive deletions with ascending keys. The transaction puts no key in their range.
+    /// At least [`MIN_RUN`] successive deletions with ascending keys. The transaction puts no key in this range.
     Run(&'a [Change]),
 }
 
@@ -47,7 +47,7 @@ fn run_length(changes: &[Change]) -> usize {
 }
 
 /// Whether the transaction `changes` puts no key in the range of the deletions `run`. etcd rejects a transaction that
-/// puts a key in a range that it deletes.
+/// puts a key in a range that it also deletes.
 fn is_free_of_puts(run: &[Change], changes: &[Change]) -> bool {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return false;
@@ -56,7 +56,7 @@ fn is_free_of_puts(run: &[Change], changes: &[Change]) -> bool {
     !puts.any(|put| put.key >= first.key && put.key <= last.key)
 }
 
-/// The smallest key after `key`, which is the exclusive end of a range with `key` as its last key.
+/// The smallest key after `key`. As the exclusive end of a range, it makes `key` the last key of the range.
 pub(super) fn key_after(key: &Bytes) -> Bytes {
     let mut after = BytesMut::with_capacity(key.len() + 1);
     after.extend_from_slice(key);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn ascending_deletions_become_one_range() {
+    fn ascending_deletions_become_one_range_deletion() {
         let mut changes: Vec<Change> = (0..100).map(deletion).collect();
         changes.push(put(500));
         changes.extend((200..200 + MIN_RUN).map(deletion));
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn put_inside_of_range_keeps_deletions_single() {
+    fn put_inside_range_prevents_range_deletion() {
         let mut changes: Vec<Change> = (0..100).filter(|key| *key != 50).map(deletion).collect();
         changes.push(put(50));
         assert_eq!(lengths(&changes), [1; 100]);
     }
 
     #[test]
-    fn descending_deletions_stay_single() {
+    fn descending_deletions_stay_separate() {
         let changes: Vec<Change> = (0..100).rev().map(deletion).collect();
         assert_eq!(lengths(&changes), [1; 100]);
     }

@@ -1,4 +1,4 @@
-//! The etcd that a replay writes to.
+//! The etcd to which a replay writes.
 
 use bytes::Bytes;
 use etcd::KeyHash;
@@ -11,18 +11,18 @@ use super::leases::LeaseRenewal;
 use super::operations::{Part, key_after, parts};
 use crate::record::{Lease, Transaction};
 
-/// The TTL in seconds of a lease whose TTL is not recorded.
+/// The TTL in seconds of a lease whose TTL was not recorded.
 const UNKNOWN_TTL: i64 = 60;
 
-/// A connection to the etcd of a replay. It renews the leases until it is dropped.
+/// A connection to the etcd of a replay. It renews the leases of etcd until it is dropped.
 pub struct Target {
     client: Client,
     leases: LeaseRenewal,
 }
 
 impl Target {
-    /// Connects to an etcd on localhost. `user` contains the name and the password of a user with the role `root`, if
-    /// the snapshot requires a login.
+    /// Connects to an etcd on localhost. If the snapshot requires a login, `user` is the name and the password of a
+    /// user with the role `root`.
     ///
     /// # Errors
     /// Fails if etcd does not answer.
@@ -73,8 +73,8 @@ impl Target {
         Ok(revision(answer.header()))
     }
 
-    /// The operations that delete these keys, which are in ascending order. Returns one deletion of a range if the
-    /// target has no other keys in the range, and otherwise one deletion for each key.
+    /// The operations that delete these keys, which must be in ascending order: one deletion of a range if the target
+    /// has no other keys in the range, otherwise one deletion for each key.
     async fn deletions(&self, keys: Vec<Bytes>) -> Result<Vec<TxnOp>, Error> {
         if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
             let end = key_after(last);
@@ -90,7 +90,7 @@ impl Target {
         Ok(single.collect())
     }
 
-    /// Renews all leases that exist.
+    /// Starts to renew all leases that exist in the target.
     pub(super) async fn adopt_leases(&self) -> Result<(), Error> {
         let mut client = self.client.lease_client();
         let listed = client.leases().await?;
@@ -104,8 +104,8 @@ impl Target {
         Ok(())
     }
 
-    /// Grants a lease with its recorded ID. If the lease exists with another TTL and has no keys, revokes the lease and
-    /// grants it again.
+    /// Grants a lease with its recorded ID. Keeps an existing lease if it has keys or the recorded TTL. Otherwise
+    /// revokes it first.
     pub(super) async fn grant(&self, lease: Lease) -> Result<(), Error> {
         let mut client = self.client.lease_client();
         let options = LeaseTimeToLiveOptions::new().with_keys();
@@ -126,7 +126,7 @@ impl Target {
         Ok(())
     }
 
-    /// Revokes a lease without keys. Returns false if the lease has keys: their deletion would use a revision.
+    /// Revokes a lease. Returns false if the lease has keys, because etcd would delete them and use a revision.
     pub(super) async fn revoke(&self, id: i64) -> Result<bool, Error> {
         let mut client = self.client.lease_client();
         let options = LeaseTimeToLiveOptions::new().with_keys();
@@ -141,7 +141,7 @@ impl Target {
         Ok(true)
     }
 
-    /// A lease that has ended although it was renewed.
+    /// A lease that has expired although it was renewed. `None` if there is none.
     pub(super) fn lost_lease(&self) -> Option<i64> {
         self.leases.lost()
     }

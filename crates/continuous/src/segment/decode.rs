@@ -11,7 +11,7 @@ use crate::message;
 use crate::record::Record;
 
 impl Segment {
-    /// Decodes an object, and checks all checksums, lengths and revisions inside of the object.
+    /// Decodes an object, and checks its checksums, lengths and revisions.
     ///
     /// # Errors
     /// Fails if the object is not a complete and valid segment.

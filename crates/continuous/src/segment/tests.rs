@@ -1,4 +1,4 @@
-//! Tests of the segment format, also with damaged objects.
+//! Tests of the segment format, with valid and damaged objects.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use etcd::{Change, Value};
@@ -18,7 +18,7 @@ fn identity() -> Identity {
     }
 }
 
-/// A segment with these records. No rule is checked.
+/// A segment with these records, which may break the rules of the format.
 fn sealed(records: &[Record]) -> Sealed {
     let messages: Vec<_> = records
         .iter()
@@ -73,7 +73,7 @@ fn all_records_round_trip() {
     assert_eq!(Segment::decode(&empty.object).unwrap().records, [gap(10)]);
 }
 
-/// Another program must be able to read the format, so the bytes must not change.
+/// Other programs must be able to read the format, so the bytes must not change.
 #[test]
 fn header_has_specified_layout() {
     let object = sealed(&[record(11)]).object;
@@ -183,7 +183,7 @@ fn segment_with_invalid_records_is_rejected() {
     assert_eq!(error_of(&other_last.object), order(11, 12));
 }
 
-/// A small object must not expand to unlimited memory.
+/// A small object must not be decompressed into unlimited memory.
 #[test]
 fn size_after_decompression_is_limited() {
     let header = |object: &[u8], body: u64| {
@@ -207,7 +207,7 @@ fn size_after_decompression_is_limited() {
     assert!(matches!(error_of(&small), SegmentError::BodyDamaged(_)));
 }
 
-/// A change without fields has 2 bytes in a message, and many more in memory.
+/// A change without fields has only 2 bytes in a message, but takes far more memory.
 #[test]
 fn number_of_changes_and_records_is_limited() {
     let content = [0x1a, 0].repeat(message::MAX_CHANGES + 1);
@@ -263,7 +263,7 @@ proptest! {
         prop_assert_eq!(segment.records, records);
     }
 
-    /// The checksums are correct, so the damage reaches the decoder of the records.
+    /// The checksums are valid, so that the decoder of the records gets the damaged messages.
     #[test]
     fn any_messages_are_decoded_without_panic(
         messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 0..5),

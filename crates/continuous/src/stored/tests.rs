@@ -1,4 +1,4 @@
-//! Tests of chains in a store, with missing and damaged objects.
+//! Tests of stored chains, with missing and damaged objects.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -49,7 +49,7 @@ impl Stored {
         opened.unwrap()
     }
 
-    /// Reads the chain. Returns the last revision and the error.
+    /// Reads the chain until its end or the first error. Returns the last revision and the error.
     async fn read(&self) -> (i64, Option<ReadError>) {
         let mut reader = self.reader().await;
         loop {
@@ -65,7 +65,7 @@ impl Stored {
 #[tokio::test]
 async fn stored_chain_is_read_completely() {
     let stored = Stored::new().await;
-    // A repeated write and objects with other names change nothing.
+    // A repeated write, or an object with another name, changes nothing.
     write_base(&stored.store, PREFIX, &base()).await.unwrap();
     let again = write_segment(&stored.store, PREFIX, base().name, &stored.segments[1]);
     again.await.unwrap();
@@ -132,7 +132,7 @@ async fn damaged_segment_ends_the_read() {
 }
 
 #[tokio::test]
-async fn exchanged_segments_are_reported() {
+async fn swapped_segments_are_reported() {
     let stored = Stored::new().await;
     let (one, two) = (stored.path(1), stored.path(2));
     let other = fs::read(&one).unwrap();
@@ -189,7 +189,7 @@ async fn object_of_another_format_is_no_segment() {
     ));
 }
 
-/// Objects above the limit of one request are written in parts.
+/// An object above the limit of one request is written in parts.
 #[tokio::test]
 async fn large_segment_is_written_in_parts() {
     let stored = Stored::new().await;

@@ -1,4 +1,4 @@
-//! The agent: new bases, gaps, and a restart of its process.
+//! Tests of the agent: new bases, gaps, and restarts of the agent.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::lab::{Lab, PREFIX, client, extras, hash, limits, revision, stored};
 
 const NO_RENEWAL: Duration = Duration::from_hours(1);
 
-/// Runs an agent until `work` has ended and all changes are in the chain of the newest base.
+/// Runs an agent until `work` has ended and the store has all changes.
 async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = T>) -> T {
     let etcd = EtcdClient::new(Access::default());
     let settings = Settings {
@@ -84,7 +84,7 @@ async fn restarted_agent_continues_the_chain() {
     let lab = Lab::new("3.6").await;
     for _ in 0..3 {
         with_agent(&lab, NO_RENEWAL, put(&lab, 20)).await;
-        // No agent runs during these writes. The next agent records them.
+        // No agent runs during these writes, so the next agent must record them.
         put(&lab, 10).await;
     }
     with_agent(&lab, NO_RENEWAL, async {}).await;
@@ -97,7 +97,7 @@ async fn restarted_agent_continues_the_chain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chains_of_consecutive_bases_leave_no_hole() {
+async fn chains_of_consecutive_bases_miss_no_revision() {
     let lab = Lab::new("3.6").await;
     let renewal = Duration::from_millis(700);
     with_agent(&lab, renewal, async {

@@ -1,4 +1,4 @@
-//! Faults while changes are recorded: no change may be lost without a gap in the chain.
+//! Faults during the recording. A change may be lost only if the chain ends with a gap.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn never() {
     std::future::pending::<()>().await;
 }
 
-/// All records of a chain, without the hashes.
+/// All records of a chain, except hashes.
 async fn records(lab: &Lab, base: &StoredBase) -> Vec<Record> {
     let mut reader = Reader::open(&lab.store, PREFIX, base.name).await.unwrap();
     let mut all = Vec::new();
@@ -29,7 +29,7 @@ async fn records(lab: &Lab, base: &StoredBase) -> Vec<Record> {
     all
 }
 
-/// Replays the whole chain, and compares the hash with the recorded etcd.
+/// Replays the whole chain, and compares the hash of the target with that of the recorded etcd.
 async fn assert_replay_is_exact(lab: &Lab, base: &StoredBase) {
     let mut source = lab.client().await;
     let last = revision(&mut source).await;
@@ -58,7 +58,7 @@ async fn put_many(lab: &Lab, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_that_overtakes_the_watch_is_a_gap() {
+async fn compaction_before_recording_causes_gap() {
     let lab = Lab::new("3.6").await;
     put_many(&lab, 5).await;
     let base = lab.base().await;
@@ -76,7 +76,7 @@ async fn compaction_that_overtakes_the_watch_is_a_gap() {
         panic!("{records:?}");
     };
     assert_eq!((*after, *reason), (start, GapReason::Compacted));
-    // The chain refuses every revision after the gap.
+    // A replay beyond the gap must fail.
     let target = lab.restore(&base).await;
     let mut reader = Reader::open(&lab.store, PREFIX, base.name).await.unwrap();
     let connected = Target::connect(&target.client_url, None).await.unwrap();
@@ -102,7 +102,7 @@ async fn compaction_that_overtakes_the_watch_is_a_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_at_last_recorded_revision_is_no_gap() {
+async fn compaction_at_last_recorded_revision_causes_no_gap() {
     let lab = Lab::new("3.6").await;
     put_many(&lab, 5).await;
     let base = lab.base().await;
@@ -138,7 +138,7 @@ async fn capture_continues_after_restart_of_etcd() {
     let store = lab.store.clone();
     for _ in 0..3 {
         put_many(&lab, 50).await;
-        // Each pass also restarts the recorder: a new recorder continues after the last stored segment.
+        // Each pass uses a new recorder, which continues after the last stored segment.
         let recorder = resumed(&lab, &base).await;
         let mut capture = Capture::new(&etcd, &store, PREFIX, base.clone(), recorder, extras());
         let member = lab.etcd.client_url.clone();
@@ -153,7 +153,7 @@ async fn capture_continues_after_restart_of_etcd() {
             matches!(error, CaptureError::Watch(_) | CaptureError::Etcd(_)),
             "{error:?}"
         );
-        // While etcd is unavailable, a further attempt fails.
+        // While etcd does not run, another attempt fails.
         let again = capture.run(&member, never()).await;
         assert!(matches!(again, Err(CaptureError::Watch(_))), "{again:?}");
         lab.etcd.restart();
@@ -202,7 +202,7 @@ async fn unavailable_store_loses_no_change() {
     assert_replay_is_exact(&lab, &base).await;
 }
 
-/// If the future is dropped at any moment, the next call continues without a loss.
+/// If the future is dropped at any time, the next call continues without losing a change.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_capture_loses_no_change() {
     let lab = Lab::new("3.6").await;

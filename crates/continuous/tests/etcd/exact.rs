@@ -31,7 +31,7 @@ fn until(until: Until) -> Options {
     }
 }
 
-/// Compares all keys of the recorded etcd at a revision with the keys of the target, and the leases of these keys.
+/// Compares the keys and leases of the recorded etcd at a revision with those of the target.
 async fn assert_equal(source: &mut Client, target: &mut Client, at: i64) {
     let (expected, found) = (keys(source, at).await, keys(target, 0).await);
     assert_eq!(found.len(), expected.len(), "number of keys at {at}");
@@ -145,7 +145,7 @@ async fn replay_reproduces_every_revision_of_etcd_3_7() {
     reproduces_every_revision("3.7", 37).await;
 }
 
-/// The recorded etcd is compacted while it is recorded, as an API server compacts its etcd.
+/// The recorded etcd is compacted during the recording, like the etcd of an API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn hashes_are_compared_after_recorded_compactions() {
     let lab = Lab::new("3.6").await;
@@ -158,7 +158,7 @@ async fn hashes_are_compared_after_recorded_compactions() {
             for _ in 0..30 {
                 history.step().await;
             }
-            // The capture has received all changes before the compaction, so the compaction causes no gap.
+            // The store has all changes before the compaction, so the compaction causes no gap.
             let at = revision(&mut source).await;
             crate::lab::stored(&lab.store, base.name, at).await;
             source.compact(at - 1, None).await.unwrap();
@@ -195,7 +195,7 @@ async fn replay_ends_at_requested_time() {
         for index in 0..5 {
             source.put("key", index.to_string(), None).await.unwrap();
             let at = revision(&mut source).await;
-            // When the segment with this revision is in the store, the recorder has received the revision.
+            // When the store has this revision, the recorder has received it.
             crate::lab::stored(&lab.store, base.name, at).await;
             times.push((now_micros(), at));
         }
@@ -214,7 +214,7 @@ async fn replay_ends_at_requested_time() {
     assert_eq!(bases(&lab.store, PREFIX).await.unwrap(), [base.name]);
 }
 
-/// Leases that end during a replay would use revisions.
+/// A lease that expires during a replay would use a revision.
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_with_short_ttl_survive_long_replay() {
     let lab = Lab::new("3.6").await;
@@ -244,7 +244,7 @@ async fn leases_with_short_ttl_survive_long_replay() {
     let renewing = Target::connect(&target.client_url, None).await.unwrap();
     let report = replay(&mut reader, &renewing, until(Until::Latest)).await;
     assert_eq!(report.unwrap().revision, last);
-    // While the target is renewed, the lease outlives its TTL. Afterwards, the lease ends.
+    // The lease outlives its TTL only while the target renews it.
     let mut restored = client(&target).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(12) {
@@ -289,7 +289,7 @@ async fn replay_that_drifts_by_one_revision_fails() {
         matches!(error, ReplayError::Drifted { expected, found } if found == expected + 1),
         "{error:?}"
     );
-    // The target is no longer at the revision of the base.
+    // The target is already after the revision of the base.
     let again = replayed(&lab, &base, &target, until(Until::Latest)).await;
     assert!(matches!(again, Err(ReplayError::WrongStart { .. })));
 }

@@ -1,4 +1,4 @@
-//! Random changes of an etcd.
+//! Makes random changes in an etcd.
 
 use etcd_client::{Client, DeleteOptions, GetOptions, LeaseGrantOptions, PutOptions, Txn, TxnOp};
 use rand::Rng;
@@ -7,10 +7,10 @@ use rand::seq::IndexedRandom;
 
 use crate::lab::revision;
 
-/// Almost the largest value that etcd accepts in its default configuration.
+/// A value of nearly the maximum size that etcd accepts by default.
 const LARGE: usize = 1_572_864 - 600;
 
-/// Random changes, and the leases that exist.
+/// Makes random changes, and keeps the existing leases.
 pub(crate) struct History {
     client: Client,
     rng: StdRng,
@@ -78,7 +78,7 @@ impl History {
             }
             12..16 => self.transaction().await,
             16 => {
-                // A transaction without a change uses no revision.
+                // A transaction that changes nothing uses no revision.
                 let get = TxnOp::get("missing", Some(GetOptions::new()));
                 let delete = TxnOp::delete("missing", None);
                 let txn = Txn::new().and_then([get, delete]);
@@ -136,7 +136,7 @@ impl History {
         self.client.txn(Txn::new().and_then(halves)).await.unwrap();
     }
 
-    /// Deletes 4,000 keys in one revision. The events of this revision have more than 2 MiB, so etcd sends fragments.
+    /// Deletes 4,000 keys in one revision. Its events have more than 2 MiB, so etcd sends them in fragments.
     pub(crate) async fn large_deletion(&mut self) {
         let prefix = vec![b'm'; 600];
         let name = |index: u32| [prefix.as_slice(), &index.to_be_bytes()].concat();
@@ -150,7 +150,7 @@ impl History {
         assert_eq!(deleted.deleted(), 4_000);
     }
 
-    /// Puts keys with a lease that ends by itself. Returns when etcd has deleted the keys.
+    /// Puts keys with a lease that expires. Returns when etcd has deleted the keys.
     pub(crate) async fn expiring_lease(&mut self) {
         let id = self.grant(5).await;
         self.leases.retain(|lease| *lease != id);

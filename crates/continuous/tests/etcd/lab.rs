@@ -1,4 +1,4 @@
-//! A recorded etcd, a store, and etcd processes that are restored from a base.
+//! A recorded etcd, its store, and etcd processes that are restored from a base.
 
 use std::future::Future;
 use std::pin::pin;
@@ -52,7 +52,7 @@ impl Lab {
         taken.unwrap()
     }
 
-    /// Records the changes until `work` has ended and all changes are in the store.
+    /// Records the changes until `work` has ended and the store has all changes.
     pub(crate) async fn record<T>(
         &self,
         base: &StoredBase,
@@ -126,7 +126,7 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// Frequent hashes and checks of leases, so that a short test covers them.
+/// Short intervals, so that a short test has several hashes and checks of leases.
 pub(crate) fn extras() -> Extras {
     Extras {
         hash_interval: Some(Duration::from_millis(200)),
@@ -150,7 +150,7 @@ pub(crate) async fn revision(client: &mut Client) -> i64 {
     answer.header().unwrap().revision()
 }
 
-/// Waits until the store has all segments up to this revision.
+/// Waits until the store has this revision.
 pub(crate) async fn stored(store: &dyn Store, base: BaseName, revision: i64) {
     let end = Instant::now() + Duration::from_mins(1);
     loop {
@@ -168,7 +168,7 @@ pub(crate) async fn stored(store: &dyn Store, base: BaseName, revision: i64) {
     }
 }
 
-/// All keys at a revision, with their properties. 0 is the current revision.
+/// All keys at a revision, with their properties. Revision 0 is the current revision.
 pub(crate) async fn keys(client: &mut Client, revision: i64) -> Vec<KeyValue> {
     let mut all = Vec::new();
     let mut next = vec![0];

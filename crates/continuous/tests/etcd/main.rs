@@ -1,4 +1,4 @@
-//! Tests with real etcd processes: changes are recorded, and repeated on an etcd that was restored from the base.
+//! Tests with real etcd processes: records changes, and replays them on an etcd that was restored from the base.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 #![allow(clippy::large_futures)] // Each test is one large future.
 

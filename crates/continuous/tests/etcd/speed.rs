@@ -1,4 +1,4 @@
-//! Measures how many revisions a second are recorded and replayed.
+//! Measures how many revisions per second are recorded and replayed.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ async fn write(mut client: Client, writer: usize) {
     }
 }
 
-/// `cargo test -p continuous --test etcd --release speed -- --ignored --nocapture`
+/// Run it with `cargo test -p continuous --test etcd --release speed -- --ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn speed_of_recording_and_replay_is_measured() {

@@ -1,5 +1,5 @@
-//! Appends entries to the Raft log that change no data. After `--snapshot-count` entries, etcd saves a snapshot. At its
-//! next start, etcd reads only the entries after the snapshot.
+//! Appends entries that change no data to the Raft log, so that etcd saves a snapshot of its state. etcd does this
+//! after `--snapshot-count` entries. At its next start, etcd reads only the entries after the snapshot.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::EtcdClient;
 use crate::port::{Alarm, AlarmKind, Error, Etcd, MemberId};
 
-/// The alarm that each request disarms. No member has raised this alarm, so the entry that etcd appends for the request
+/// Each request disarms this alarm, which no member has raised. etcd appends an entry for the request, and the entry
 /// changes nothing (`Alarm` in etcd's `server/etcdserver/apply`).
 const NO_ALARM: Alarm = Alarm {
     member: MemberId(1),
@@ -17,13 +17,13 @@ const NO_ALARM: Alarm = Alarm {
 };
 /// Number of concurrent requests. etcd writes the entries of concurrent requests to the disk together.
 const CONCURRENT: usize = 32;
-/// The applied index of the member is read again after this number of entries.
+/// After this number of entries, the client reads the applied index of the member again.
 const BATCH: u64 = 1_000;
-/// After this time, no further request is started. A busy machine needs minutes for 10,000 entries, the default
-/// `--snapshot-count`.
+/// After this time, the client starts no further request. On a busy machine, 10,000 entries (the default of
+/// `--snapshot-count`) take minutes, so the caller repeats the call.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Appends entries until the member has applied the entry `until`, or until the deadline.
+/// Appends entries until the member has applied the entry with the index `until`, or until the deadline.
 pub(super) async fn append_entries(
     client: &EtcdClient,
     member: &str,

@@ -14,24 +14,26 @@ use crate::login::{Answer, log_in};
 use crate::port::{Error, Login};
 
 impl EtcdClient {
-    /// Logs the client in if it has credentials. Returns the number of the login. Returns `None` if the client has no
-    /// credentials or no member issues a token. `stale` is the number of a login that etcd no longer accepts.
-    /// `deadline` is the deadline of the call that needs the login.
+    /// Logs the client in and returns the number of the login. Returns `None` if the client has no credentials, or if
+    /// no member issues a token.
+    ///
+    /// `stale` is the number of a login that etcd no longer accepts. `deadline` is the time limit of the call that
+    /// needs the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // The client continues to use a suspect login if no member issues a new token in time.
+        // A new login must replace a suspect login. If no member issues a new token in time, the client uses the
+        // suspect login again.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // The client sends the login first to the called member, and then to all other members concurrently. A client
-        // with a certificate or a suspect login can authenticate without a new token. It then keeps most of the time
-        // for the call itself.
+        // A client with a certificate or a suspect login can authenticate without a new token. Its login therefore
+        // takes at most a quarter of the call's deadline.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -53,8 +55,8 @@ impl EtcdClient {
         Ok(found.map(|(_, number)| number).or(suspect))
     }
 
-    /// Sends a call with the token of this login. If the member does not respond, the login becomes suspect, unless
-    /// another member has responded first.
+    /// Sends a call with the token of this login. If the called member does not respond, the login becomes suspect,
+    /// unless another member has responded to the same call.
     pub(super) async fn call_with_login<F: Future>(
         &self,
         login: Option<u64>,
@@ -95,8 +97,8 @@ impl EtcdClient {
             ));
         };
         self.session.forget();
-        // If authentication is already enabled, this function returns without setting the password again. A new
-        // password would invalidate the current login.
+        // If authentication is already enabled, the client does not set the password again, because a new password
+        // would invalidate the current login.
         match self.login_state(via).await? {
             Some(Login::Off) => {}
             _ => return Ok(()),
@@ -106,7 +108,7 @@ impl EtcdClient {
         done
     }
 
-    /// The user to create for the client's certificate: its common name. `None` if there is no user to create.
+    /// The user that the client creates for its certificate. `None` if it creates no user.
     fn certificate_user(&self) -> Option<String> {
         self.access.tls.as_ref()?.user.clone()
     }
@@ -139,10 +141,11 @@ impl EtcdClient {
         done
     }
 
-    /// Creates the user and the role, and then enables authentication. etcd requires this order. Existing users and
-    /// roles are kept, and grants are repeated (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+    /// Creates the user and the role, and then enables authentication, in the order that etcd requires. All steps can
+    /// be repeated: etcd keeps existing users and roles (`AuthEnable` and `UserGrantRole` in etcd's
+    /// `server/auth/store.go`).
     ///
-    /// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
+    /// Invariant 21: the client enables authentication only after it has set the password of the operator's user.
     async fn enable_with_root(
         &self,
         via: &[String],
@@ -154,8 +157,8 @@ impl EtcdClient {
         if !added {
             self.change_user(end, via, user.clone(), password).await?;
         }
-        // Before etcd 3.6, a role must exist before it is granted to a user. The role needs no permissions, because
-        // etcd grants all permissions to the name `root`.
+        // Before etcd 3.6, the role must exist before it is granted to a user. The role needs no permissions, because
+        // etcd grants every permission to the role named `root`.
         let role = self.change_before(end, via, |mut client| async move {
             or_exists(client.role_add(ROOT).await, ROLE_EXISTS)
         });
@@ -171,8 +174,8 @@ impl EtcdClient {
         enable.await
     }
 
-    /// Creates the user that the client's certificate names, without a password. While no quorum exists to issue
-    /// tokens, the certificate then authenticates the client.
+    /// Creates a user without a password, with the name in the client's certificate. The certificate then authenticates
+    /// the client even without a quorum, when no member issues tokens.
     async fn add_certificate_user(
         &self,
         end: Instant,

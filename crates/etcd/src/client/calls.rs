@@ -20,9 +20,9 @@ use crate::port::{
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // The library never requests a linearizable member list, and etcd before 3.5 always returns the local list
-            // of the member. The client therefore first sends a linearizable read of an empty range to the same member.
-            // When this read returns, the member has applied all entries that were committed before.
+            // The library requests the member's local list, which may be stale. The client therefore first sends a
+            // linearizable read of an empty range to the same member. After this read, the member has applied all
+            // entries that were committed before.
             let barrier = client
                 .get(
                     [0_u8],
@@ -55,7 +55,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // The caller needs the local list of this member, so the request must not be linearizable.
+        // The request is not linearizable, because the caller needs the local list of this member.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())
@@ -151,7 +151,7 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // The member is already a voter: an earlier promotion succeeded, and its answer was lost.
+                // The member is already a voter: etcd applied an earlier promotion, but the client got no response.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {

@@ -1,5 +1,5 @@
-//! Requests over plain HTTP/1.0, without credentials. With HTTP/1.0, this module needs no HTTP client: there is no
-//! chunked encoding, and the end of the connection ends the response.
+//! Sends requests over plain HTTP/1.0, without credentials. HTTP/1.0 needs no HTTP client library: it has no chunked
+//! encoding, and the server ends the response by closing the connection.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::port::Error;
 /// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Maximum number of bytes that [`fetch_lines`] returns, including the headers of the response.
+/// Maximum number of bytes that [`fetch_lines`] returns, including the response headers.
 const MAX_KEPT: usize = 16 << 10;
 
 /// Maximum length of a line that [`fetch_lines`] returns.
@@ -35,9 +35,8 @@ pub(super) async fn get(
     within(deadline, address, read).await
 }
 
-/// Like [`get`], but returns only the headers, and the lines of the body that begin with one of the prefixes. This
-/// saves memory: an operator reads the metrics of many members at the same time, and a hostile member can send metrics
-/// of any size.
+/// Like [`get`], but returns only the headers and the body lines that begin with one of the prefixes. This limits the
+/// memory, because a hostile member can send metrics of any size.
 pub(super) async fn fetch_lines(
     address: &str,
     path: &str,
@@ -86,7 +85,7 @@ async fn lines_of(
     let (mut total, mut in_headers, mut in_line) = (0, true, false);
     loop {
         line.clear();
-        // A line longer than `MAX_LINE` is read in several pieces, and is not returned.
+        // A line longer than `MAX_LINE` is read in several pieces, and all of them are dropped.
         let mut limited = (&mut reader).take(MAX_LINE);
         let read = limited.read_until(b'\n', &mut line).await?;
         if read == 0 {
@@ -115,8 +114,8 @@ pub(super) fn parts(answer: &str) -> Option<(u16, &str)> {
     Some((code.parse().ok()?, body))
 }
 
-/// The value of a metric without labels, in the text format of Prometheus. The last line of a body may be incomplete,
-/// so only lines with a line break are used.
+/// The value of a metric without labels, in the text format of Prometheus. Ignores the last line if it has no line
+/// break, because it may be incomplete.
 pub(super) fn metric(body: &str, name: &str) -> Option<f64> {
     let lines = body.split_inclusive('\n');
     let mut found = lines.filter_map(|line| {
@@ -143,7 +142,7 @@ mod tests {
             ("", ""),
             ("a 1\nc 2\nb{x} 3\n", "a 1\nb{x} 3\n"),
             ("# a 1\nxa 1\n\na 2\r\n", "a 2\r\n"),
-            // The last line may be incomplete.
+            // The last line has no line break, so it may be incomplete.
             ("a 1\na 2", "a 1\n"),
         ] {
             let found = lines(&format!("{HEAD}{body}")).await.unwrap();

@@ -1,7 +1,7 @@
-//! Reads health data from a member's listener for health and metrics (`--listen-metrics-urls`), over plain HTTP and
-//! without credentials.
+//! Reads health data from a member's listener for health and metrics (`--listen-metrics-urls`), over plain HTTP without
+//! credentials.
 //!
-//! etcd opens this listener when it starts. It opens the client listener only after the member has joined the cluster.
+//! etcd opens this listener at its start, but opens the client listener only after the member has joined the cluster.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::plain;
 use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
-/// The beginnings of the lines that [`pulse`] parses.
+/// [`pulse`] parses the lines that begin with these texts.
 const SERVER_ID: &str = "etcd_server_id{server_id=\"";
 const ACTIVE_PEER: &str = "etcd_network_active_peers{Local=\"";
 const HAS_LEADER: &str = "etcd_server_has_leader";
@@ -27,19 +27,19 @@ pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Erro
     })
 }
 
-/// Parses a response. `None` if any of the values is missing.
+/// Parses a response. `None` if a value is missing.
 fn pulse(answer: &str) -> Option<Pulse> {
     let (200, body) = plain::parts(answer)? else {
         return None;
     };
-    // The last line of the answer may be incomplete, so a line counts only if it ends with a line break.
+    // The last line may be incomplete, so only lines with a line break are parsed.
     let lines = || {
         body.split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'))
     };
     let value = |name: &str| plain::metric(body, name);
-    // The value of this metric is a number of connections and can be greater than 1. For example, etcd 3.7.3 reports 2
-    // for a member that received the leader's snapshot.
+    // The metric of active peers counts connections, so its value can exceed 1. For example, etcd 3.7.3 reports 2 for a
+    // member that received the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;

@@ -1,8 +1,8 @@
-//! Reads the revision, the hash of the keys and their number from a restored etcd, over plain HTTP and without
-//! credentials. The restored data may require a login, but its passwords are those at the time of the backup.
+//! Reads the revision, the number of keys and their hash from a restored etcd, over plain HTTP. No credentials are
+//! used, because the passwords in the restored data are those at the time of the backup.
 //!
-//! etcd answers `GET /members/hashkv` on its peer listener, because members use this request to compare their data.
-//! etcd reads every key of the database for the answer. etcd 3.4 and earlier do not support the request.
+//! The hash comes from `GET /members/hashkv` on the peer listener, with which members compare their data. etcd reads
+//! every key for the answer. etcd 3.4 and earlier do not support this request.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::port::{Error, KeyHash};
 /// Properties of the data that a restored etcd serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// The current revision of the store, which is read after the number of keys.
+    /// The current revision of the store. It is read after the number of keys.
     pub revision: i64,
-    /// The hash of all keys at the requested revision. `None` if this release of etcd does not support the request.
+    /// The hash of all keys at the requested revision. `None` if this etcd release does not support the request.
     pub hash: Option<KeyHash>,
     /// Number of keys.
     pub keys: Option<i64>,
@@ -38,8 +38,8 @@ struct Header {
     revision: i64,
 }
 
-/// Reads the revision, the number of keys, and the hash of the keys at `at`. `peer` and `metrics` are addresses with a
-/// port. `deadline` limits each request.
+/// Reads the revision, the number of keys, and the hash of the keys at the revision `at`. `peer` and `metrics` are
+/// addresses with a port. `deadline` limits each request.
 ///
 /// # Errors
 /// Fails if etcd does not answer, or if an answer does not come from etcd.

@@ -46,8 +46,8 @@ impl EtcdClient {
         self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
     }
 
-    /// Like [`Self::send`], for a call that other members get as well. `overtaken` is set when another member has
-    /// responded first.
+    /// Sends a read to one member, while other members may get the same read. `overtaken` is set when another member
+    /// has responded first.
     async fn ask_hedged<T, C, F>(
         &self,
         endpoint: &str,
@@ -63,8 +63,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // A short call to one member uses only the client certificate, without a login. Without a quorum, no member
-            // issues a token, so a login would delay the call.
+            // A short call with a certificate needs no login. Without a quorum, no member issues a token, so a login
+            // would delay the call.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -89,14 +89,14 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token for one of three reasons. The member has restarted and lost the
-                // token, or the token has expired, or the member does not accept the certificate as a user.
+                // The member requires a new token: it lost the token in a restart, the token has expired, or no etcd
+                // user has the name in the certificate.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // etcd may have denied the call because the certificate's user has fewer permissions than the user with
-                // the password. The client reports that a login is missing.
+                // Without a token, etcd has used the certificate's user. This user may have fewer permissions than the
+                // user with the password, so the client reports the missing token.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }
@@ -123,7 +123,7 @@ impl EtcdClient {
         answer
     }
 
-    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
+    /// Repeats a read that an election interrupts. etcd usually elects a new leader within a second.
     async fn ask_through_election<T, C, F>(
         &self,
         endpoint: &str,
@@ -151,8 +151,8 @@ impl EtcdClient {
         }
     }
 
-    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded last
-    /// comes first.
+    /// The members in the order in which the client calls them, at most [`MAX_ENDPOINTS`]. The member that responded
+    /// last comes first.
     pub(super) fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let connections = self.connections();
         let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
@@ -165,8 +165,8 @@ impl EtcdClient {
         ordered
     }
 
-    /// Sends a read that any member may answer. If a member does not respond in time, the next member also gets the
-    /// read, and the first response is used.
+    /// Sends a read that any member may answer. If a member does not respond in time, the client also sends the read to
+    /// the next member, and returns the first response.
     pub(super) async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -217,13 +217,13 @@ impl EtcdClient {
         self.change_before(end, via, call).await
     }
 
-    /// Sends one change. The next member gets the change only if the last member certainly did not receive it, or
-    /// rejected it with [`NOT_FOR_LEARNER`] or [`UNHEALTHY`]. A member sends these two rejections before it proposes
-    /// the change to the others. After any other error, etcd may have applied the change, and a repetition would fail
-    /// for that reason alone. The caller therefore reads the state again.
+    /// Sends one change. The next member gets the change only if the previous member certainly did not apply it: the
+    /// change did not reach this member, or this member rejected it with [`NOT_FOR_LEARNER`] or [`UNHEALTHY`].
     ///
-    /// `call` must send only one request. If it sent several requests, a repetition would also repeat the requests
-    /// before the failed one.
+    /// After any other error, etcd may have applied the change. The client then does not repeat it, and the caller
+    /// reads the state again.
+    ///
+    /// `call` must send exactly one request, because a repetition repeats all requests of `call`.
     pub(super) async fn change_before<T, C, F>(
         &self,
         end: Instant,
@@ -251,7 +251,7 @@ impl EtcdClient {
     }
 }
 
-/// True if only the called member rejects the change, so that another member may accept it. `text` is the text of an
+/// True if another member may accept the change, because only the called member rejects it. `text` is the text of an
 /// [`Error::Unavailable`].
 fn is_rejected_by_member(text: &str) -> bool {
     let reason = text.rsplit(": ").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Snapshot streams of the real client. Each stream has a separate connection and a separate deadline.
+//! Snapshot streams of the real client. Each stream has its own connection and its own deadline.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // The member denies access if it does not know the token, or if no etcd user has the name in the
-                    // certificate. The client then uses its suspended login, or logs in again.
+                    // The member does not know the token, or no etcd user has the name in the certificate. The client
+                    // uses its suspended login, or logs in again.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
@@ -53,7 +53,7 @@ impl EtcdClient {
 
     /// Requests a snapshot. Returns the stream, its first chunk, and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // A snapshot may last hours and would slow down other calls on the same connection, so it gets its own
+        // A snapshot uses its own connection, because a stream of hours would slow down other calls on a shared
         // connection.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await

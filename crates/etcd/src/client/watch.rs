@@ -1,9 +1,9 @@
-//! A watch of all keys of a cluster, for the recorder of changes. The watch has its own connection.
+//! A watch of all keys of a cluster, for the recorder of changes, over its own connection.
 //!
-//! etcd sends the events of a revision in their order. It splits a batch with much data into fragments, so a revision
-//! may be spread over several batches. Some batches are not split: those that etcd has read before it confirms the
-//! watch. The client therefore limits the size of a batch, and the caller starts the watch again after
-//! [`WatchError::TooLarge`].
+//! etcd sends the events of a revision in order. It splits a large batch into fragments, so the events of one revision
+//! can arrive in several batches. etcd does not split the batches that it reads before it confirms the watch.
+//!
+//! The client therefore limits the size of a batch. After [`WatchError::TooLarge`], the caller starts the watch again.
 
 mod message;
 
@@ -31,11 +31,11 @@ use crate::limits::shortened;
 use crate::login::NOT_HEDGED;
 use crate::port::{ClusterId, Error};
 
-/// Maximum size of one batch in bytes. etcd sends up to 1,000 revisions in one batch that is not split.
+/// Maximum size of one batch in bytes. An unsplit batch of etcd has up to 1,000 revisions.
 pub const MAX_WATCH_MESSAGE: usize = 40 << 20;
 
-/// With this header, etcd ends the watch if the member has no leader. Otherwise, a member without a connection to the
-/// others would keep a watch open that receives no events.
+/// With this header, etcd ends the watch if the member has no leader. Without it, a disconnected member would keep open
+/// a watch that receives no events.
 const REQUIRE_LEADER: &str = "hasleader";
 
 /// A put or a deletion of one key.
@@ -74,12 +74,12 @@ pub struct WatchEvent {
 pub struct WatchBatch {
     /// The cluster ID in the response header.
     pub cluster_id: ClusterId,
-    /// The revision in the response header. Without events, this is a progress notification. etcd before 3.4.25 and
-    /// 3.5.8 may send events with earlier revisions after the notification.
+    /// The revision in the response header. A batch without events is a progress notification. Before 3.4.25 and 3.5.8,
+    /// etcd may send events with earlier revisions after a progress notification.
     pub revision: i64,
     /// The events in etcd's order.
     pub events: Vec<WatchEvent>,
-    /// Whether the next batch continues the revision of the last event.
+    /// True if events of the same revision may follow in the next batch.
     pub is_fragment: bool,
 }
 
@@ -105,8 +105,8 @@ pub enum WatchError {
 pub struct LeaseTtl {
     /// The TTL in seconds with which the lease was granted. `None` if the lease does not exist.
     pub granted: Option<i64>,
-    /// The revision of etcd, read after the TTL. If the lease does not exist, its keys were deleted at this revision or
-    /// before.
+    /// A revision of etcd that was read after the TTL. If the lease does not exist, etcd deleted its keys at this
+    /// revision or before.
     pub revision: i64,
 }
 
@@ -115,12 +115,12 @@ pub struct Watch {
     endpoint: String,
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
-    /// The channel works only while its client exists.
+    /// Kept, because `requests` and `responses` work only while their client exists.
     _client: Client,
 }
 
 impl Watch {
-    /// Waits for the next batch. This call can be canceled: no batch is lost.
+    /// Waits for the next batch. If the caller drops the future, no batch is lost.
     ///
     /// # Errors
     /// Fails if the watch has ended. The watch cannot be used after an error.
@@ -148,9 +148,11 @@ impl Watch {
         })
     }
 
-    /// Requests a progress notification, which is a batch without events. etcd first sends all events that it has when
-    /// it receives the request. etcd ignores the request in two cases: the member has not reached the start revision of
-    /// the watch yet, or it has not sent all events that the watch has missed.
+    /// Requests a progress notification, which is a batch without events. etcd sends the notification after all events
+    /// that it had at the time of the request.
+    ///
+    /// etcd ignores the request while the start revision is in the future, and while the watch has not received all
+    /// past events.
     ///
     /// # Errors
     /// Fails if the watch has ended.
@@ -253,7 +255,7 @@ impl EtcdClient {
             .map_err(|error| Error::Unreachable(format!("{member}: {error}")))?;
         let (mut requests, sent) = mpsc::channel(4);
         let create = CreateRequest {
-            // The range from the smallest key without an end: all keys.
+            // All keys: the range starts at the smallest key and has no end.
             key: Bytes::from_static(&[0]),
             range_end: Bytes::from_static(&[0]),
             start_revision,
@@ -311,8 +313,8 @@ impl EtcdClient {
         self.ask(member, self.deadlines.call, |mut client| async move {
             let options = LeaseTimeToLiveOptions::new();
             let answer = client.lease_time_to_live(id, Some(options)).await?;
-            // The header of this answer contains the revision of the member, which may be before the end of the lease.
-            // A linearizable read returns a revision after the end.
+            // The response header contains the member's own revision, which may be before the end of the lease. A
+            // linearizable read returns a later revision.
             let barrier = GetOptions::new().with_count_only();
             let barrier = client.get([0_u8], Some(barrier)).await?;
             Ok(LeaseTtl {

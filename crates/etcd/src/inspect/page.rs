@@ -1,11 +1,11 @@
 //! Parses the fields of a bbolt page that are needed to follow the right edge of the key tree. Performs no I/O.
 
-/// Size of a page header in bytes. The header has ID, flags, count and overflow.
+/// Size of a page header in bytes: ID, flags, count and overflow.
 const HEADER: usize = 16;
 /// Size in bytes of the header of an element in a leaf or branch page.
 const ELEMENT: usize = 16;
-/// Number of bytes of a revision key that are kept: 8 bytes, `_`, 8 bytes. The key of a deletion also has a trailing
-/// `t`, which is not kept.
+/// Number of bytes of a revision key that are kept: 8 bytes, `_`, 8 bytes. The `t` at the end of the key of a deletion
+/// is not kept.
 pub(super) const REVISION_KEY: usize = 17;
 
 const BRANCH: u16 = 0x01;
@@ -27,7 +27,7 @@ pub(super) enum Edge {
     Noted(Note),
 }
 
-/// The root pages of buckets and the compaction revision, as far as a page contains them.
+/// The root pages of buckets and the compaction revision in a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
     /// The root page of the bucket `key`. `None` if the bucket is inlined or is not in this page.
@@ -66,7 +66,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The main revision in a key. `None` if the bytes are not a revision. Both numbers of a revision start with a zero
-/// byte. This distinguishes a revision from a text key with `_` as its ninth byte.
+/// byte, unlike a text key whose ninth byte is `_`.
 pub(super) fn revision(key: &[u8]) -> Option<i64> {
     if key.len() < REVISION_KEY || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
         return None;
@@ -95,8 +95,8 @@ pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     })
 }
 
-/// Parses a page with the ID `id`, without its overflow pages. `None` for any other content: freed pages and overflow
-/// pages may contain any bytes.
+/// Parses the page with the ID `id`, without its overflow pages. `None` if the content is not this page: freed pages
+/// and overflow pages may contain any bytes.
 pub(super) fn read_page(page: &[u8], id: u64) -> Option<Edge> {
     if u64_at(page, 0)? != id {
         return None;
@@ -134,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // The value may continue in overflow pages. The first bytes of the value, in this page, are enough.
+        // The value may continue in overflow pages. Its first bytes, which are in this page, are enough.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }
@@ -191,7 +191,7 @@ fn note(page: &[u8], count: usize) -> Option<Note> {
     found.then_some(note)
 }
 
-/// The last revision of an inlined bucket. The value of such a bucket has the format of a page.
+/// The last revision of an inlined bucket. The value of an inlined bucket has the format of a page.
 fn inline_revision(page: &[u8]) -> Option<i64> {
     match usize::from(u16_at(page, 10)?) {
         0 => Some(0),

@@ -1,5 +1,5 @@
-//! Reads the revisions of a database file. Unlike [`super::Inspector`], which reads every byte, this module reads only
-//! the pages that lead to the revisions. These are few pages even in a large file. Other pages are not verified.
+//! Reads the revisions of a database file. Reads only the few pages that lead to the revisions, and verifies no other
+//! pages. [`super::Inspector`] reads every byte instead.
 
 use std::fs::File;
 use std::io;
@@ -18,8 +18,8 @@ pub struct Revisions {
 }
 
 impl Revisions {
-    /// Reads the revisions of a snapshot that ends with its SHA-256, or of a member's database. While this function
-    /// runs, no process may write to the file.
+    /// Reads the revisions of a member's database, or of a snapshot that ends with its SHA-256. No process may write to
+    /// the file meanwhile.
     ///
     /// # Errors
     /// Fails if the file cannot be read or is not a complete database.
@@ -45,7 +45,7 @@ impl Revisions {
         })
     }
 
-    /// The revision of an etcd that starts from this database, see [`super::Inspected::store_revision`].
+    /// The revision of an etcd that starts from this database. See [`super::Inspected::store_revision`].
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key is not in this page, but in an overflow page.
+            // The last key is in an overflow page.
             Some(Edge::Overflow { offset }) => {
                 let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Fills `bytes` from the offset `at` of the file. If the file is too short, reports `page` as damaged.
+/// Fills `bytes` from the offset `at` of the file. Reports `page` as damaged if the file is too short.
 fn read(file: &File, at: u64, bytes: &mut [u8], page: u64) -> Result<(), WalkError> {
     file.read_exact_at(bytes, at)
         .map_err(|error| match error.kind() {

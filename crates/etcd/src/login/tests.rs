@@ -1,4 +1,4 @@
-//! Tests of logins: calls share a login, unanswered calls make it suspect, and its token is never printed.
+//! Tests of logins: shared logins, suspect logins, back-off, and secrets in errors.
 
 use super::*;
 
@@ -60,7 +60,7 @@ async fn rejected_login_error_has_no_password_and_is_cached() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum, no member issues a token. Calls are still sent, because they may need no token.
+/// Without a quorum, no member issues a token. The client still sends calls, because a call may need no token.
 #[tokio::test]
 async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));
@@ -90,11 +90,11 @@ async fn suspect_login_is_used_until_new_login_exists() {
     let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // A login does not become suspect if the call gets a response, or if the caller drops the call at once.
+    // The login stays valid if the call gets a response, or if the caller drops the call at once.
     unanswered_call(&session, first).await.answered();
     drop(session.watch(first, &NOT_HEDGED));
     assert_eq!(session.take_suspect(), None);
-    // If another member responds first, the called member may only be slow. The login then does not become suspect.
+    // If another member responds first, the called member may only be slow, so the login stays valid.
     let overtaken = AtomicBool::new(false);
     let watch = session.watch(first, &overtaken);
     tokio::time::sleep(MIN_UNANSWERED).await;

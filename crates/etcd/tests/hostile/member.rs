@@ -13,13 +13,13 @@ use tokio::net::TcpListener;
 
 /// The response to one call.
 pub(crate) enum Answer {
-    /// A response of one message with this content.
+    /// A response of one message with this content. The server then ends the call.
     Message(Vec<u8>),
-    /// A response of one message with this content. The server keeps the call open.
+    /// A response of one message with this content. The server does not end the call.
     Open(Vec<u8>),
-    /// An endless response, in which the server repeats these bytes.
+    /// An endless repetition of these bytes.
     Endless(Bytes),
-    /// An endless response. The server waits for this time between two bytes.
+    /// An endless response with this pause after each byte.
     Slow(Duration),
 }
 

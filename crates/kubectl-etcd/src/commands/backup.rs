@@ -1,4 +1,4 @@
-//! `backup`: creates an EtcdBackup that makes one backup now.
+//! `backup`: creates an EtcdBackup that makes one backup at once.
 
 use api::backup::{BackupPolicy, ClusterReference, Compression, DeletionPolicy, Encryption};
 use api::conditions::{ConditionType, find};
@@ -30,7 +30,7 @@ pub(super) async fn run(access: &Access, args: &BackupArgs) -> Result<()> {
     super::create(access, &backup, &args.waiting, look).await
 }
 
-/// The time in the form that is part of object names: `20261126-190503`.
+/// The time as a part of object names, such as `20261126-190503`.
 pub(super) fn suffix(now: Timestamp) -> String {
     now.strftime("%Y%m%d-%H%M%S").to_string()
 }
@@ -85,7 +85,7 @@ fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Resul
     Ok(EtcdBackup::new(&name, spec))
 }
 
-/// An EtcdBackupSpec with this storage type, in which all other fields are empty.
+/// An EtcdBackupSpec with this storage type, whose other fields are empty.
 fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     EtcdBackupSpec {
         etcd_endpoints: Vec::new(),
@@ -108,8 +108,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     }
 }
 
-/// The EtcdBackup whose store the new backup uses: the EtcdBackup that the user named, or the EtcdBackup of this
-/// cluster with the newest backup.
+/// The EtcdBackup whose store the new backup uses. This is the EtcdBackup that the user named, or else the EtcdBackup
+/// of this cluster with the newest backup.
 fn template<'a>(
     cluster: &str,
     existing: &'a [EtcdBackup],
@@ -139,22 +139,20 @@ fn template<'a>(
     })
 }
 
-/// Builds the spec of one backup, which has the store of the template and a new path.
+/// Builds the spec of one backup, with the store of the template and a new path.
 fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     let mut spec = template.clone();
-    // The template may name etcd endpoints and their Secrets instead of an EtcdCluster. The new EtcdBackup names the
-    // EtcdCluster instead.
+    // The new EtcdBackup names the EtcdCluster, so it needs no etcd endpoints and no Secrets for them.
     spec.etcd_endpoints = Vec::new();
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
-    // The new EtcdBackup verifies its backup at once, so its verification has no schedule.
+    // The new EtcdBackup verifies its only backup at once, so it needs no schedule.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
         verification.window = None;
     }
-    // The new EtcdBackup makes one backup, and is not periodic. The stored backup is kept even if the EtcdBackup is
-    // deleted.
+    // The new EtcdBackup is not periodic. Its stored backup remains after the EtcdBackup was deleted.
     spec.deletion_policy = Some(DeletionPolicy::Retain);
     let limit = template
         .backup_policy
@@ -179,7 +177,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec
 }
 
-/// `Done` if the backup is complete. `Failed` if it has failed or the spec is rejected. Otherwise `Waiting`.
+/// Returns `Done` if the backup is complete, `Failed` if it failed or its spec was rejected, and otherwise `Waiting`.
 pub(super) fn look(backup: &EtcdBackup) -> Look {
     let status = backup.status.clone().unwrap_or_default();
     let complete = find(backup.conditions(), &ConditionType::Complete);

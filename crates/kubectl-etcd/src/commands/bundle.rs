@@ -1,5 +1,4 @@
-//! `report`: writes a support bundle. The bundle contains no Secrets: the command does not read Secrets, and redacts
-//! all other objects.
+//! `report`: writes a support bundle without Secrets. The command reads no Secrets, and redacts all other objects.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -106,7 +105,7 @@ async fn add_logs(access: &Access, args: &ReportArgs, bundle: &mut Bundle) {
             Ok(log) => bundle.log(&file, &log),
             Err(error) => bundle.missing(&file, &error),
         }
-        // Most containers have never restarted, so they have no log of a previous container.
+        // A container that never restarted has no previous log.
         if let Ok(log) = logs::text(access, &pod, &params(true, etcd)).await {
             bundle.log(&format!("logs/{}-previous.log", pod.name_any()), &log);
         }
@@ -142,7 +141,7 @@ impl Bundle {
         self.text(name, lines.join("\n"));
     }
 
-    /// Adds a note to the bundle that the file `name` is missing, with the error. The other files are still written.
+    /// Records that the file `name` is missing in the bundle, and why. The bundle still gets all other files.
     fn missing(&mut self, name: &str, error: &Error) {
         let line = format!("{name}: {}", error.chain());
         note(&format!("not in the report: {line}"));
@@ -180,7 +179,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Writes the bundle as an archive to `path`, and returns the size of the archive in bytes.
+    /// Writes the bundle as an archive to `path`, and returns the archive's size in bytes.
     fn write(mut self, path: &PathBuf, now: Timestamp) -> Result<u64> {
         if !self.missing.is_empty() {
             let missing = self.missing.join("\n");
@@ -254,7 +253,7 @@ mod tests {
                 "etcd-report/missing.txt"
             ]
         );
-        // A second `report` with the same path fails, because `report` never overwrites a file.
+        // `report` never overwrites a file, so a second `report` with the same path fails.
         assert!(
             Bundle::default()
                 .write(&file, Timestamp::UNIX_EPOCH)

@@ -26,7 +26,7 @@ pub(super) async fn run(access: &Access, args: &EventsArgs) -> Result<()> {
     say(&table(&events, Timestamp::now(), paint()))
 }
 
-/// The Events of a cluster and of its objects, the oldest first.
+/// The Events of a cluster and its objects, oldest first.
 pub(super) async fn of_cluster(access: &Access, cluster: &str) -> Result<Vec<Event>> {
     let backups = access.backups().await.unwrap_or_default();
     let restores = access.restores().await.unwrap_or_default();
@@ -37,7 +37,7 @@ pub(super) async fn of_cluster(access: &Access, cluster: &str) -> Result<Vec<Eve
     Ok(events)
 }
 
-/// The EtcdBackups and EtcdRestores that name the cluster, with their kinds.
+/// The kind and name of each EtcdBackup and EtcdRestore of the cluster.
 fn related(
     cluster: &str,
     backups: &[EtcdBackup],
@@ -56,8 +56,7 @@ fn related(
         .collect()
 }
 
-/// Whether the Event is about the cluster, an object of one of its members, or one of the EtcdBackups and EtcdRestores
-/// in `others`.
+/// Whether the Event is about the cluster, about an object of one of its members, or about an object in `others`.
 fn concerns(event: &Event, cluster: &str, others: &[(&'static str, String)]) -> bool {
     let Some(about) = &event.regarding else {
         return false;
@@ -89,7 +88,7 @@ fn kind_of(kind: &str) -> &'static str {
     }
 }
 
-/// The time at which the Event occurred last.
+/// The time of the Event's last occurrence.
 fn time(event: &Event) -> Timestamp {
     let series = event
         .series

@@ -1,4 +1,4 @@
-//! `join`: creates an EtcdCluster that joins an existing etcd, and ends the move (docs/adoption.md).
+//! `join`: creates an EtcdCluster that joins an existing etcd. `join --finish` ends the move (docs/adoption.md).
 
 use std::fs;
 
@@ -16,7 +16,7 @@ use crate::cli::JoinArgs;
 use crate::console::{Look, confirm, note, say, wait};
 use crate::error::{Error, Result};
 
-/// Number of the new members if the user sets no number.
+/// The default number of new members.
 const DEFAULT_SIZE: i32 = 3;
 
 pub(super) async fn run(access: &Access, args: &JoinArgs) -> Result<()> {
@@ -40,7 +40,7 @@ pub(super) async fn run(access: &Access, args: &JoinArgs) -> Result<()> {
     say(&format!("{end}\n{}", next_steps(name)))
 }
 
-/// Shows the new EtcdCluster, asks, and creates it. Returns false with `--dry-run`.
+/// Shows the new EtcdCluster, asks for confirmation, and creates it. Returns false with `--dry-run`.
 async fn begin(access: &Access, args: &JoinArgs) -> Result<bool> {
     let name = &args.cluster;
     let manifest = manifest(args, &access.namespace)?;
@@ -56,7 +56,7 @@ async fn begin(access: &Access, args: &JoinArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Builds the manifest of the new EtcdCluster from the file or from the options, with the annotation.
+/// Builds the manifest of the new EtcdCluster from the file or the options, with the join annotation.
 fn manifest(args: &JoinArgs, namespace: &str) -> Result<Value> {
     let mut manifest = match &args.file {
         Some(path) => {
@@ -103,7 +103,7 @@ fn manifest(args: &JoinArgs, namespace: &str) -> Result<Value> {
     Ok(manifest)
 }
 
-/// Reads the manifest of an EtcdCluster. YAML also contains JSON.
+/// Parses the manifest of an EtcdCluster, in YAML or JSON.
 fn parsed(text: &str) -> Result<Value> {
     let remedy = "write one EtcdCluster into the file, as in docs/adoption.md";
     let manifest: Value = serde_yaml_ng::from_str(text)
@@ -117,7 +117,7 @@ fn parsed(text: &str) -> Result<Value> {
     Ok(manifest)
 }
 
-/// The manifest for the options of the command line.
+/// Builds the manifest from the options of the command line.
 fn from_options(args: &JoinArgs) -> Result<Value> {
     let version = args.etcd_version.as_ref().ok_or_else(|| {
         Error::refused(
@@ -140,7 +140,7 @@ fn from_options(args: &JoinArgs) -> Result<Value> {
     }))
 }
 
-/// Converts the manifest. Fails if the operator would reject the EtcdCluster.
+/// Parses the manifest. Fails if the operator would reject the EtcdCluster.
 fn checked(manifest: &Value) -> Result<EtcdCluster> {
     let remedy = "correct the options or the file (docs/adoption.md)";
     let cluster: EtcdCluster = serde_json::from_value(manifest.clone())
@@ -162,7 +162,7 @@ fn parse_version(cluster: &EtcdCluster) -> Option<EtcdVersion> {
     EtcdVersion::parse(&cluster.spec.version).ok()
 }
 
-/// Describes the move. The user reads this text before the confirmation.
+/// Describes the move for the confirmation.
 fn effect(cluster: &EtcdCluster) -> String {
     let name = cluster.name_any();
     let version = &cluster.spec.version;
@@ -198,8 +198,8 @@ fn effect(cluster: &EtcdCluster) -> String {
     lines.join("\n")
 }
 
-/// The text about an EtcdCluster that already joins the existing etcd. Fails if it joins no etcd or another one: the
-/// annotation has an effect only if it is set at the creation of the EtcdCluster.
+/// Describes an existing EtcdCluster that joins the same etcd. Fails if the EtcdCluster joins no etcd or another etcd,
+/// because the annotation has an effect only if it is set at the creation of the EtcdCluster.
 fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     let name = cluster.name_any();
     let joins = cluster.annotations().get(ANNOTATION_JOIN);
@@ -224,14 +224,13 @@ fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     }
 }
 
-/// Whether the operator has started a new etcd cluster for this EtcdCluster. If so, the operator ignores the
-/// annotation.
+/// Whether the operator has started a new etcd cluster for this EtcdCluster. The operator then ignores the annotation.
 fn has_bootstrapped(cluster: &EtcdCluster) -> bool {
     let bootstrap = cluster.status.as_ref().and_then(|it| it.bootstrap.as_ref());
     bootstrap.is_some_and(|bootstrap| !bootstrap.members.is_empty())
 }
 
-/// The members of etcd in the status: the number of voters of this EtcdCluster, and the names of the old members.
+/// The number of voters of this EtcdCluster, and the names of the old members that etcd still lists, from the status.
 fn members(cluster: &EtcdCluster) -> (usize, Vec<&str>) {
     let name = cluster.name_any();
     let all = cluster.status.iter().flat_map(|it| &it.member_details);
@@ -250,8 +249,8 @@ fn has_joined(cluster: &EtcdCluster) -> bool {
     status.is_some_and(|status| status.cluster_id.is_some())
 }
 
-/// `Done` if etcd has only the members of this EtcdCluster. `Failed` if a user must act. Otherwise `Waiting`, with the
-/// number of members.
+/// Returns `Done` if etcd has only the members of this EtcdCluster, `Failed` if a user must act, and otherwise
+/// `Waiting`.
 fn look(cluster: &EtcdCluster) -> Look {
     let (voters, old) = members(cluster);
     let size = cluster.spec.size;
@@ -269,7 +268,7 @@ fn look(cluster: &EtcdCluster) -> Look {
     }
 }
 
-/// The steps after the last old member is removed.
+/// The user's next steps after the last old member was removed.
 fn next_steps(name: &str) -> String {
     format!(
         "next:\n\
@@ -281,7 +280,7 @@ fn next_steps(name: &str) -> String {
     )
 }
 
-/// Removes the annotation.
+/// Removes the annotation and so ends the move.
 async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     let name = &args.cluster;
     let cluster = access.cluster(name).await?;
@@ -302,15 +301,15 @@ async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     if !confirm("Remove the annotation?", args.consent)? {
         return Ok(());
     }
-    // The members were read together with this version of the object. If the object has changed since, the API server
-    // rejects the patch.
+    // The members were read with this resourceVersion. If the object has changed since, the API server rejects the
+    // patch.
     let patch = json!({ "metadata": {
         "resourceVersion": cluster.resource_version(), "annotations": { ANNOTATION_JOIN: null } } });
     let _: EtcdCluster = access.merge(name, &patch).await?;
     say(&format!("the move to EtcdCluster {name} is complete"))
 }
 
-/// The error if an old member may be left. Without the annotation, the operator could neither restart nor remove it.
+/// The error if etcd may still have old members, because without the annotation the operator could not remove them.
 /// `None` if etcd has only the members of this EtcdCluster.
 fn not_finished(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.name_any();

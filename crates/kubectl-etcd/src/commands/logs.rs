@@ -10,7 +10,7 @@ use crate::cli::LogsArgs;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 
-/// The label selector for the pods of the operators. The chart sets this label.
+/// The label selector for the operators' pods. The chart sets this label.
 const OPERATORS: &str = "app.kubernetes.io/name=etcd-operator";
 
 pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
@@ -47,7 +47,7 @@ pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
                 read += 1;
                 say(&prefixed(&pod.name_any(), &log))?;
             }
-            // If the log of one pod cannot be read, the command prints the error and continues with the next pod.
+            // If a log cannot be read, the command prints the error and continues with the next pod.
             Err(error) => note(&error.chain()),
         }
     }
@@ -100,7 +100,7 @@ async fn follow(access: &Access, pods: &[Pod], params: &LogParams) -> Result<()>
     Ok(())
 }
 
-/// Lists the pods of the operators in this namespace, or in all namespaces if it is `None`.
+/// Lists the operators' pods in this namespace. `None` means all namespaces.
 pub(super) async fn operator_pods(access: &Access, namespace: Option<&str>) -> Result<Vec<Pod>> {
     let api: Api<Pod> = match namespace {
         Some(namespace) => Api::namespaced(access.client.clone(), namespace),
@@ -146,7 +146,7 @@ async fn operators(access: &Access, args: &LogsArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether the log line contains the name of the cluster as a whole word, or the name of one of its members.
+/// Whether the log line contains the cluster's name as a whole word, or the name of a member.
 fn names(line: &str, cluster: &str) -> bool {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     line.split(|letter| !is_part(letter))

@@ -1,4 +1,4 @@
-//! `plan`: prints the next step of the operator, and the reasons why the operator makes no further changes.
+//! `plan`: prints the operator's next step, and why the operator makes no further changes.
 
 use api::EtcdCluster;
 use jiff::Timestamp;
@@ -21,7 +21,7 @@ pub(super) async fn run(access: &Access, name: &str) -> Result<()> {
     say(&explanation(&cluster, &view, Timestamp::now(), paint()))
 }
 
-/// The complete output of `plan`.
+/// The whole output of `plan`.
 fn explanation(cluster: &EtcdCluster, view: &ClusterView, now: Timestamp, paint: Paint) -> String {
     let mut lines = vec![
         format!(
@@ -55,7 +55,7 @@ fn explanation(cluster: &EtcdCluster, view: &ClusterView, now: Timestamp, paint:
     lines.join("\n")
 }
 
-/// The newest entries of past problems in the status, the newest first.
+/// The newest past problems in the status, newest first.
 fn history(cluster: &EtcdCluster, now: Timestamp) -> Vec<String> {
     let status = cluster.status.as_ref();
     let all = status.into_iter().flat_map(|status| &status.last_errors);
@@ -80,7 +80,7 @@ fn section(lines: &mut Vec<String>, paint: Paint, title: &str, content: Vec<Stri
     lines.extend(content.into_iter().map(|line| format!("  {line}")));
 }
 
-/// The differences between the spec and the running cluster. The operator still has to apply these changes.
+/// The differences between the spec and the running cluster, which the operator must still resolve.
 fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(running) = view
@@ -112,7 +112,7 @@ fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     found
 }
 
-/// The reasons why the operator makes no further changes, each with its remedy.
+/// Why the operator makes no further changes. Each reason has its remedy.
 fn obstacles(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(error) = blocked(cluster) {

@@ -1,4 +1,4 @@
-//! `recover`: approves the recovery of a cluster that has lost its quorum. The command sets the annotation that
+//! `recover`: approves the recovery of a cluster without a quorum. The command sets the annotation that
 //! docs/recovery.md describes.
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::text::duration;
 use crate::view::{ClusterView, Source};
 
-/// How long the command waits until the operator has noticed that an old approval was removed.
+/// Maximum time to wait until the operator has noticed the removal of an old approval.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_mins(2);
 
 pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()> {
@@ -38,8 +38,8 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let annotate =
         |value: Value| json!({ "metadata": { "annotations": { ANNOTATION_RECOVER: value } } });
     if cluster.annotations().contains_key(ANNOTATION_RECOVER) {
-        // An approval that was set before the quorum was lost has no effect. The command removes this approval and sets
-        // a new one.
+        // The operator ignores an approval that was set before the quorum was lost. The command removes it, and then
+        // sets a new one.
         let _: EtcdCluster = access.merge(name, &annotate(Value::Null)).await?;
         let looked = async || Ok(withdrawal(&access.cluster(name).await?));
         let object = access.named::<EtcdCluster>(name);
@@ -64,7 +64,7 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     say(&end)
 }
 
-/// The cluster ID of the lost cluster, which the approval must contain. Fails if no recovery can be approved now.
+/// The ID of the cluster to recover, which the approval must contain. Fails if no recovery can be approved now.
 fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
@@ -95,7 +95,7 @@ fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     Ok(id)
 }
 
-/// Describes which members, volumes and writes the recovery loses. The user reads this text before the confirmation.
+/// Describes the members, volumes and writes that the recovery loses, for the confirmation.
 fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeClaim]) -> String {
     let mut lines = vec![format!(
         "cluster {} ({}) has no quorum",
@@ -158,8 +158,7 @@ fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeC
     lines.join("\n")
 }
 
-/// Compares the revision of the newest backup with the revision of the surviving member, and says which of them has
-/// newer data.
+/// Describes whether the newest backup or the surviving member has the newer revision.
 fn backup_advice(view: &ClusterView, newest: Option<u64>) -> String {
     let Some(backup) = &view.last_backup else {
         return "no backup of the cluster is known".to_owned();
@@ -198,8 +197,8 @@ fn withdrawal(cluster: &EtcdCluster) -> Look {
     }
 }
 
-/// `Done` if the recovery from the cluster with the ID `id` is complete. `Failed` if the operator refused it. Otherwise
-/// `Waiting`.
+/// Returns `Done` if the recovery of the cluster with the ID `id` is complete, `Failed` if the operator refused it, and
+/// otherwise `Waiting`.
 fn recovered(cluster: &EtcdCluster, id: &str) -> Look {
     let status = cluster.status.as_ref();
     let recovery = status.and_then(|status| status.recovery.as_ref());

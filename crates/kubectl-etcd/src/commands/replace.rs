@@ -1,5 +1,4 @@
-//! `replace`: deletes the volume of a member, so that the operator replaces the member. docs/concepts.md documents this
-//! procedure.
+//! `replace`: deletes the volume of a member, so that the operator replaces the member, as docs/concepts.md describes.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, is_true};
@@ -15,8 +14,8 @@ use crate::console::{Look, confirm, say, wait};
 use crate::error::{Error, Result};
 use crate::view::ClusterView;
 
-/// Minimum number of members with which `replace` accepts a member without a volume. With fewer members, the other
-/// members do not form a quorum.
+/// Minimum number of members for the replacement of a member without a volume. In a smaller cluster, the other members
+/// do not form a quorum.
 const SMALLEST_WITHOUT_VOLUMES: usize = 3;
 
 pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
@@ -73,7 +72,7 @@ pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
     say(&format!("member {member} is replaced: {end}"))
 }
 
-/// Reads the object `name`. `None` if the object does not exist.
+/// Reads the object `name`. Returns `None` if it does not exist.
 async fn optional<K>(access: &Access, name: &str) -> Result<Option<K>>
 where
     K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -89,7 +88,7 @@ where
     })
 }
 
-/// Refuses the replacement of the member if the cluster could lose its quorum.
+/// Refuses the replacement if the cluster could lose its quorum.
 fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bool) -> Result<()> {
     if let Some(error) = blocked(cluster) {
         return Err(error);

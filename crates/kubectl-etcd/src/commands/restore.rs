@@ -34,7 +34,7 @@ pub(super) async fn run(access: &Access, args: &RestoreArgs) -> Result<()> {
     super::create(access, &restore, &args.waiting, look).await
 }
 
-/// The stored backup that the restore will use.
+/// The stored backup that the restore uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) location: String,
@@ -42,8 +42,8 @@ pub(super) struct Chosen {
     pub(super) time: Option<Timestamp>,
 }
 
-/// Chooses the stored backup by the same rules as the restore operator: the newest backup, or the newest that was
-/// complete at the time `before`.
+/// Chooses the stored backup like the restore operator: the newest backup, or the newest backup that was complete at
+/// the time `before`.
 pub(super) fn choose(backup: &EtcdBackup, before: Option<Timestamp>) -> Result<Chosen> {
     let name = backup.name_any();
     let status = backup.status.clone().unwrap_or_default();
@@ -101,7 +101,7 @@ fn check(args: &RestoreArgs, view: Option<&ClusterView>) -> Result<()> {
     Ok(())
 }
 
-/// Describes what the restore changes, and which data is lost. The user reads this text before the confirmation.
+/// Describes the changes and the lost data of the restore, for the confirmation.
 fn effect(
     args: &RestoreArgs,
     view: Option<&ClusterView>,
@@ -169,7 +169,7 @@ fn new_restore(args: &RestoreArgs, suffix: &str) -> EtcdRestore {
     EtcdRestore::new(&name, spec)
 }
 
-/// Builds the spec of an EtcdRestore that reads from an EtcdBackup.
+/// Builds the spec of an EtcdRestore that restores from an EtcdBackup.
 pub(super) fn from_backup(
     cluster: &str,
     backup: &str,
@@ -200,7 +200,7 @@ pub(super) fn from_backup(
     }
 }
 
-/// `Done` if the restored cluster serves. `Failed` if the phase is `Failed`. Otherwise `Waiting`.
+/// Returns `Done` if the restored cluster serves, `Failed` if the phase is `Failed`, and otherwise `Waiting`.
 pub(super) fn look(restore: &EtcdRestore) -> Look {
     let status = restore.status.clone().unwrap_or_default();
     let complete = find(restore.conditions(), &ConditionType::Complete);
@@ -361,8 +361,8 @@ mod tests {
             "lastTransitionTime": "2026-11-26T00:00:00Z" }]);
         let ended = with(json!({ "phase": "Failed", "conditions": failed.clone() }));
         assert_eq!(ended, Look::Failed("BackupMissing: M".into()));
-        // Only the phase `Failed` is final. In every other phase, the restore can continue after a user has corrected
-        // the cause, so the command waits.
+        // Only the phase `Failed` is final. In any other phase, the restore continues when a user has corrected the
+        // cause, so the command waits.
         assert!(matches!(
             with(json!({ "phase": "Preparing", "conditions": failed })),
             Look::Waiting(_)

@@ -1,4 +1,4 @@
-//! `status`: prints members, database, alarms, certificates, backups, and the next step of the operator.
+//! `status`: prints members, database, alarms, certificates, backups, and the operator's next step.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::live;
 use crate::members;
 use crate::view::{ClusterView, Inputs, LiveAnswer, details, list, view};
 
-/// How long the command waits for the answers of all members.
+/// Maximum time to wait for the responses of all members.
 const LIVE_LIMIT: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(access: &Access, args: &StatusArgs) -> Result<()> {
@@ -48,7 +48,7 @@ pub(super) async fn run(access: &Access, args: &StatusArgs) -> Result<()> {
     say(&list(&views, wide, now, paint()))
 }
 
-/// Builds the view of one cluster. Queries the members, unless `offline` is true.
+/// Builds the view of one cluster. Queries the members if `offline` is false.
 pub(super) async fn one(access: &Access, name: &str, offline: bool) -> Result<ClusterView> {
     let cluster = access.cluster(name).await?;
     let pods = access.pods(name).await?;
@@ -66,8 +66,8 @@ pub(super) async fn one(access: &Access, name: &str, offline: bool) -> Result<Cl
     }))
 }
 
-/// Queries all members with etcdctl in the container of one member. Most releases of etcd accept this request without a
-/// user. If etcd rejects it, the local etcdctl queries each member, and logs in with the user from the Secret.
+/// Queries all members with etcdctl in one member's container. If etcd requires a user for this request, the local
+/// etcdctl queries each member with the user from the Secret.
 async fn ask(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveAnswer {
     let name = cluster.name_any();
     let pod = match members::choose(&name, pods, None) {
@@ -102,7 +102,7 @@ fn request() -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
-/// Queries each member separately with the local etcdctl, which logs in with the user from the Secret.
+/// Queries each member with the local etcdctl, which logs in with the user from the Secret.
 async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveAnswer {
     let running = pods.iter().filter(|pod| members::is_running(pod));
     let asked = running.map(async |pod| {
@@ -112,8 +112,7 @@ async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveA
         let mut answer = answers
             .pop()
             .ok_or_else(|| etcdctl::last_line(&ended.stderr).to_owned())?;
-        // etcdctl reports the local port of the port-forward as the endpoint. This line replaces it with the client URL
-        // of the pod.
+        // etcdctl reports the local port of the port-forward as the endpoint. The view needs the client URL of the pod.
         members::client_url(pod)
             .unwrap_or_default()
             .clone_into(&mut answer.endpoint);
@@ -129,7 +128,7 @@ async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveA
     LiveAnswer::Answers(answers, problem)
 }
 
-/// Builds the views of all clusters from their status only. No member is queried.
+/// Builds the views of all clusters from their statuses, without querying members.
 async fn all(access: &Access, all_namespaces: bool) -> Result<Vec<ClusterView>> {
     let clusters: Vec<EtcdCluster> = listed(access, all_namespaces, "etcdclusters").await?;
     let backups: Vec<EtcdBackup> = listed(access, all_namespaces, "etcdbackups")

@@ -79,7 +79,7 @@ pub(super) async fn hibernate(access: &Access, args: &ChangeAndWaitArgs, on: boo
     })
 }
 
-/// The error if the operator would not hibernate or wake the cluster now. `None` if it would.
+/// The error if the operator would not hibernate or wake the cluster now. Otherwise `None`.
 fn hibernation_refused(cluster: &EtcdCluster, on: bool) -> Option<Error> {
     if on && !cluster.spec.is_durable() {
         return Some(Error::refused(

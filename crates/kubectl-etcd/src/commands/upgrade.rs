@@ -1,4 +1,4 @@
-//! `upgrade`: checks that the version change is allowed, and changes `spec.version`.
+//! `upgrade`: checks that the change of the version is allowed, and sets `spec.version`.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, is_true};
@@ -47,14 +47,14 @@ pub(super) async fn run(access: &Access, args: &UpgradeArgs) -> Result<()> {
     say(&format!("cluster {name} runs {target}: {end}"))
 }
 
-/// The text that describes the version change. The command shows it before the confirmation.
+/// The description of the version change, which the command shows before the confirmation.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     text: String,
     is_change: bool,
 }
 
-/// Decides whether `spec.version` can be set to `target` now. Fails with the reason and the remedy if it cannot.
+/// Checks that `spec.version` can be set to `target` now. Fails with the reason and the remedy.
 fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<Plan> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if let Some(error) = blocked(cluster) {
@@ -91,7 +91,7 @@ fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<P
     })
 }
 
-/// The error for a target version that etcd does not allow from the running version. The remedy names the version to
+/// The error if etcd does not allow the change from the running version to the target. The remedy names the version to
 /// set first.
 fn refusal(running: &EtcdVersion, target: &EtcdVersion, name: &str, refused: String) -> Error {
     match stops(running, target) {

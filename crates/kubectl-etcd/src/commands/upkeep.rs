@@ -1,5 +1,5 @@
-//! `defrag`, `compact` and `move-leader`: run etcdctl for the members, one member at a time. The operator does the same
-//! work on a schedule (docs/upkeep.md). These commands do it manually.
+//! `defrag`, `compact` and `move-leader`: run etcdctl for one member at a time. The operator does the same work on a
+//! schedule (docs/upkeep.md).
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::members;
 use crate::text::bytes;
 use crate::view::{ClusterView, MemberView, Source};
 
-/// How long the command waits for the defragmentation of one member. Longer than [`DEFRAG_TIMEOUT`], so that etcdctl
-/// reports the timeout.
+/// Maximum time to wait for the defragmentation of one member. Longer than [`DEFRAG_TIMEOUT`], so that etcdctl itself
+/// reports its timeout.
 const DEFRAG_LIMIT: Duration = Duration::from_mins(30);
-/// How long the command waits for any other request of etcdctl.
+/// Maximum time to wait for any other request of etcdctl.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The option of etcdctl that limits the duration of a defragmentation.
+/// The option of etcdctl that limits a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
 
-/// The observed state of a cluster in which all members have answered.
+/// The state of a cluster whose members have all responded.
 struct Seen {
     cluster: EtcdCluster,
     pods: Vec<Pod>,
@@ -43,7 +43,7 @@ async fn see(access: &Access, name: &str) -> Result<Seen> {
     })
 }
 
-/// Refuses the command if any member did not answer.
+/// Refuses the command if a member did not respond.
 fn all_answer(view: &ClusterView) -> Result<()> {
     let name = &view.name;
     if view.source == Source::Status {
@@ -88,8 +88,7 @@ fn is_leader(view: &ClusterView, member: &MemberView) -> bool {
     view.leader.as_deref() == Some(member.name.as_str())
 }
 
-/// The names of the members to defragment, in order. The leader is the last. If `only` is set, the list contains only
-/// this member.
+/// The names of the members to defragment, the leader last. If `only` is set, only this member.
 fn defrag_order(view: &ClusterView, only: Option<&str>) -> Result<Vec<String>> {
     let mut order: Vec<&MemberView> = view
         .members
@@ -133,7 +132,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
         return Ok(());
     }
     for member in &order {
-        // The cluster is read again before each member, because another member may have failed.
+        // A member may have failed since the last defragmentation, so the command reads the cluster again.
         let mut seen = see(access, name).await?;
         let leads = seen.view.leader.as_deref() == Some(member.as_str());
         if leads && let Some(next) = successor(&seen.view, None)? {
@@ -142,7 +141,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
         }
         let before = size_of(&seen.view, member);
         note(&format!(
-            "member {member}: defragmentation of its database file of {} begins",
+            "member {member}: defragmentation of the database file ({}) begins",
             bytes(before)
         ));
         at(
@@ -235,8 +234,8 @@ pub(super) async fn move_leader(access: &Access, args: &MoveLeaderArgs) -> Resul
     ))
 }
 
-/// The voter that becomes the leader: the named member, or the voter with the newest log. `None` if there is no other
-/// voter.
+/// The voter that becomes the leader: the named member, or else the voter with the newest log. `None` if there is no
+/// other voter.
 fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a MemberView>> {
     let is_voter = |member: &&MemberView| member.role.as_deref() == Some("Voter");
     if let Some(name) = to {
@@ -264,7 +263,7 @@ fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a M
         .max_by_key(|member| member.raft_index))
 }
 
-/// Asks the leader to transfer leadership to the member `next`. The request ends after `next` has become the leader.
+/// Requests the leader to transfer leadership to the member `next`, and waits until `next` is the leader.
 async fn transfer(access: &Access, seen: &Seen, next: &MemberView) -> Result<()> {
     let leader = seen.view.leader.clone().unwrap_or_default();
     let id = next.id.clone().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `verify`: prints how the operator verified the backups of an EtcdBackup, and rehearses a restore
-//! (docs/production.md).
+//! `verify`: prints how the operator verified the backups of an EtcdBackup. `verify --rehearse` tests a backup with a
+//! restore (docs/production.md).
 
 use api::conditions::{ConditionType, find};
 use api::restore::ClusterTemplate;
@@ -24,7 +24,7 @@ pub(super) async fn run(access: &Access, args: &VerifyArgs) -> Result<()> {
     choose(&backup, None).map(|_| ())
 }
 
-/// Lists the stored backups of the EtcdBackup, with the checks that the backup operator has made.
+/// Lists the EtcdBackup's stored backups, and the checks that the backup operator has made.
 fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
     let status = backup.status.clone().unwrap_or_default();
     let conditions = backup.conditions();
@@ -117,7 +117,7 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     let copy = format!("verify-{}", suffix(Timestamp::now()));
     let restore = rehearsal(&copy, &args.backup, original.as_ref(), version.as_deref());
     say(&format!(
-        "rehearsal: the backup {} is restored into a temporary cluster {copy} of one member, and compared. Then cluster {copy} is deleted. No other cluster changes",
+        "rehearsal: the backup {} is restored into a temporary cluster {copy} of one member, and the revisions are compared. Then cluster {copy} is deleted. No other cluster changes",
         chosen.location
     ))?;
     if !confirm("Start the rehearsal?", args.consent)? {
@@ -146,9 +146,9 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// Builds the EtcdRestore of a rehearsal. Its temporary cluster has one member, and is not protected, because the
-/// rehearsal deletes it. Settings that affect other systems are removed: backups, Services, certificates and
-/// NetworkPolicies.
+/// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member, and no protection, because the
+/// rehearsal deletes it. It also has no backups, Services, certificates or NetworkPolicies, because they affect other
+/// systems.
 fn rehearsal(
     copy: &str,
     backup: &str,
@@ -172,8 +172,8 @@ fn rehearsal(
         version.clone_into(&mut spec.version);
     }
     if let Some(auth) = &mut spec.auth {
-        // The backup contains the users with their passwords, and whether authentication is enabled. The operator only
-        // logs in: it does not enable authentication itself.
+        // The backup decides whether authentication is enabled, and contains the users with their passwords. The
+        // operator must only log in.
         auth.enabled = None;
     }
     let mut restore = from_backup(copy, backup, None);
@@ -184,13 +184,12 @@ fn rehearsal(
     EtcdRestore::new(copy, restore)
 }
 
-/// Compares the revision of the restored cluster with the revision of the backup. Fails if the restored revision is
-/// lower.
+/// Compares the restored revision with the revision of the backup. Fails if the restored revision is lower.
 fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
     let status = restore.status.clone().unwrap_or_default();
     let restored = status.restored_revision.unwrap_or_default();
-    // If a newer backup was completed after this command chose a backup, the EtcdRestore restored the newer backup. The
-    // status of the EtcdRestore names the restored backup, so its revision is the expected revision.
+    // If a newer backup was completed meanwhile, the EtcdRestore has restored it. The status of the EtcdRestore
+    // contains its revision.
     let expected = status
         .backup
         .and_then(|backup| backup.etcd_revision)

@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// A forwarded local port. Dropping the value closes the port.
 pub(super) struct Forward {
-    /// The local port, which listens on 127.0.0.1.
+    /// The local port on 127.0.0.1.
     pub(super) port: u16,
     task: JoinHandle<()>,
 }
@@ -22,7 +22,7 @@ impl Drop for Forward {
     }
 }
 
-/// Listens on a free local port, and forwards its connections to the port `to` of the pod.
+/// Listens on a free local port, and forwards each connection to the port `to` of the pod.
 pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forward> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let port = listener.local_addr()?.port();
@@ -38,8 +38,7 @@ pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forwa
                     return;
                 };
                 if let Some(mut stream) = forwarder.take_stream(to) {
-                    // etcdctl closes its connections without notice, which is reported as an error. Such an error is no
-                    // failure and is ignored.
+                    // etcdctl closes its connections abruptly. The resulting error here is not a failure.
                     let _ = copy_bidirectional(&mut connection, &mut stream).await;
                 }
             });

@@ -1,5 +1,5 @@
-//! Runs the etcdctl of this machine through a port-forward. Its environment contains the user and the password. The
-//! certificates are in a temporary directory, which only the current user can read and which is deleted at the end.
+//! Runs the local etcdctl through a port-forward. Environment variables contain the user and the password. The
+//! certificates are in a temporary directory that only the current user can read, and that is deleted at the end.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,8 +19,7 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::members;
 
-/// An etcdctl command that is ready to run. Dropping the value deletes the certificate files and closes the forwarded
-/// port.
+/// A prepared etcdctl command. Dropping it deletes the certificate files and closes the forwarded port.
 struct Prepared {
     command: Command,
     _files: TempDir,
@@ -54,7 +53,7 @@ pub(super) async fn attach(
     Ok(code(status.code()))
 }
 
-/// The exit code of etcdctl. If a signal ended etcdctl, there is no exit code, and the result is 1.
+/// The exit code of etcdctl, or 1 if a signal ended etcdctl.
 fn code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
@@ -72,7 +71,7 @@ async fn prepare(
     let mut command = Command::new("etcdctl");
     command.kill_on_drop(true);
     for (variable, _) in std::env::vars_os() {
-        // The variables of the user are removed, because etcdctl fails if a variable sets the same value as an option.
+        // etcdctl fails if a variable and an option set the same value, so the user's variables are removed.
         if variable.to_string_lossy().starts_with("ETCDCTL_") {
             command.env_remove(variable);
         }
@@ -119,8 +118,8 @@ fn port(url: &str) -> u16 {
     port.unwrap_or(names::CLIENT_PORT)
 }
 
-/// Writes the client certificate of the cluster into files. Returns the environment variables that name these files for
-/// etcdctl.
+/// Writes the cluster's client certificate into files. Returns the environment variables of etcdctl that name these
+/// files.
 async fn certificates(
     access: &Access,
     cluster: &EtcdCluster,
@@ -138,7 +137,7 @@ async fn certificates(
     let Some(secret_name) = secret_name else {
         return Err(Error::refused(
             format!("cluster {name} uses TLS, but its spec names no client certificate"),
-            "wait until the change of spec.TLS has ended",
+            "wait until the operator has completed the change of spec.TLS",
         ));
     };
     let secret: Secret = access.get(&secret_name).await?;

@@ -1,4 +1,4 @@
-//! Builds the view of a cluster from its objects and the answers of its members.
+//! Builds the view of a cluster from its objects and the responses of its members.
 
 use api::cluster::MemberRole;
 use api::conditions::{ConditionType, find, is_true};
@@ -19,11 +19,11 @@ pub enum LiveAnswer {
     NotAsked,
     /// The query failed. The text is the reason.
     Failed(String),
-    /// The members that answered. The text contains the errors of etcdctl about the other members, if any.
+    /// The members that responded. The text contains etcdctl's errors about the other members.
     Answers(Vec<LiveMember>, Option<String>),
 }
 
-/// The objects and answers from which [`view`] builds a view.
+/// The objects and responses from which [`view`] builds a view.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// The EtcdCluster.
@@ -122,7 +122,7 @@ fn behind(newest: Option<u64>, backup: Option<i64>) -> Option<i64> {
     Some((newest - backup?).max(0))
 }
 
-/// The members that the status lists, and the pods that the status does not list, sorted by name.
+/// The members in the status, and the members whose pods the status does not contain, sorted by name.
 fn all_members(inputs: Inputs<'_>, live: &[LiveMember]) -> Vec<MemberView> {
     let mut members: Vec<MemberView> = Vec::new();
     let status = inputs.cluster.status.as_ref();
@@ -176,7 +176,7 @@ fn answers_for(answer: &LiveMember, member: &MemberView, pod: &Pod) -> bool {
         || names::member_of_url(&answer.endpoint) == Some(member.name.as_str())
 }
 
-/// Replaces the member's numbers from the status by the numbers that the member has just reported.
+/// Replaces the values from the status with the values that the member has reported.
 fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     let newest = all.iter().map(|one| one.revision).max().unwrap_or_default();
     let role = if answer.is_learner {
@@ -188,7 +188,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     };
     member.id = Some(answer.id.clone());
     member.role = Some(role.to_string());
-    // A member without a leader cannot serve linearizable reads, so it is shown as unhealthy.
+    // A member without a leader cannot serve linearizable reads, so it counts as unhealthy.
     member.healthy = !answer.leader.is_empty();
     member.version = Some(answer.version.clone());
     member.term = Some(answer.term);
@@ -200,7 +200,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     member.errors.clone_from(&answer.errors);
 }
 
-/// `Running`, `NotReady`, or the reason why the etcd container does not run.
+/// `Running`, `NotReady`, or why the etcd container does not run.
 fn pod_state(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
@@ -249,9 +249,9 @@ fn schedules(cluster: &EtcdCluster, backups: &[EtcdBackup]) -> Vec<ScheduleView>
     .collect()
 }
 
-/// The conditions that name a problem or an advice, problems first.
+/// The conditions that report a problem or advice, problems first.
 pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
-    /// For each condition type: the status that means a problem, and whether the condition is only an advice.
+    /// For each condition type: the status that reports a problem, and whether the condition is only advice.
     const WATCHED: [(&str, &str, bool); 9] = [
         ("Stalled", "True", false),
         ("Degraded", "True", false),
@@ -263,7 +263,7 @@ pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
         ("Advisable", "False", true),
         ("Upgrading", "False", false),
     ];
-    /// A condition with one of these reasons is not a problem, whatever its status.
+    /// A condition with one of these reasons reports no problem, whatever its status is.
     const NOT_REFUSED: [&str; 2] = ["AsDesired", "Pending"];
     let mut found: Vec<Problem> = Vec::new();
     for (kind, bad, advice) in WATCHED {
@@ -273,7 +273,7 @@ pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
         for condition in all {
             let is_quiet = kind == "Upgrading" && condition.reason != "VersionRefused";
             let is_quiet = is_quiet || NOT_REFUSED.contains(&condition.reason.as_str());
-            // `Stalled` and `Degraded` usually have the same message, which is listed only once.
+            // `Stalled` and `Degraded` usually have the same message, which is shown only once.
             let is_known = found.iter().any(|one| one.message == condition.message);
             if !is_quiet && !is_known {
                 found.push(Problem {

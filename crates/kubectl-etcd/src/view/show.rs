@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::{ClusterView, MemberView, Source};
 use crate::text::{Cell, Paint, Table, Tone, bytes, distance, time};
 
-/// From this percentage of the quota on, the database is shown as nearly full.
+/// From this percentage of its quota, the database is shown as nearly full.
 const NEARLY_FULL: u64 = 80;
 
 fn tone_of_state(view: &ClusterView) -> Tone {

@@ -68,7 +68,7 @@ async fn upgrade_shows_path_and_waits_for_operator() {
         fixture.cluster().await.spec.version == "3.6.16"
     })
     .await;
-    // The status describes the new spec, but no member runs the target version yet. The command must continue to wait.
+    // The status describes the new spec, but no member runs the target version yet, so the command must wait.
     let busy = [condition("Ready", "False", "Upgrading")];
     fixture
         .set_status(json!({ "state": "Upgrading 3.5.35→3.6.16", "conditions": busy }))
@@ -135,8 +135,8 @@ async fn replace_deletes_volume_of_member_only_if_others_serve() {
     );
     fixture.set_status(json!({})).await;
     fixture.run(&line).ok();
-    // kube-apiserver adds a finalizer to every PersistentVolumeClaim, so the deleted claim may still exist here. It
-    // must then have a deletion timestamp.
+    // kube-apiserver adds a finalizer to every PersistentVolumeClaim, so a deleted claim may still exist. It then has a
+    // deletion timestamp.
     let found = claims.get_opt(MEMBERS[1]).await.unwrap();
     assert!(found.is_none_or(|claim| claim.metadata.deletion_timestamp.is_some()));
     assert!(
@@ -184,8 +184,8 @@ async fn recovery_is_approved_by_documented_annotation() {
         CLUSTER_ID
     );
 
-    // The annotation was set before the cluster lost its quorum, so the operator ignores it. The command must remove
-    // it, wait until the operator has noticed the removal, and set it again.
+    // The operator ignores this approval, because it was set before the quorum was lost. The command must remove it,
+    // wait until the operator has noticed the removal, and set it again.
     fixture
         .set_status(json!({ "conditions": lost, "staleApproval": CLUSTER_ID }))
         .await;
@@ -235,7 +235,7 @@ async fn join_command_creates_cluster_then_removes_annotation() {
         shown.contains("Service main-client") && shown.contains("nothing was changed"),
         "{shown}"
     );
-    // The API server reports an unknown field of a manifest.
+    // The API server rejects a manifest with an unknown field.
     let manifest = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\n\
                     metadata: {name: main}\nspec: {sise: 3, version: 3.5.35}\n";
     std::fs::write(fixture.folder.path().join("main.yaml"), manifest).unwrap();

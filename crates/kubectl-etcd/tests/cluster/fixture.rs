@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::ApiServer;
 
-/// The token of the server's only user, who has all rights and may impersonate other users.
+/// The token of the only user, who has all rights and may impersonate other users.
 const TOKEN: &str = "test-token";
 pub(crate) const NAMESPACE: &str = "prod";
 pub(crate) const CLUSTER_ID: &str = "7f1c0d1f2a3b4c5d";
@@ -26,7 +26,7 @@ pub(crate) struct Fixture {
     pub(crate) folder: TempDir,
 }
 
-/// The result of a plugin command that has ended.
+/// The result of a plugin command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -41,7 +41,7 @@ impl Ended {
         self.out
     }
 
-    /// Checks that the command failed with this exit code, and that standard error contains all `parts`.
+    /// Asserts that the command failed with this exit code, and that standard error contains all `parts`.
     #[track_caller]
     pub(crate) fn fails(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
@@ -109,7 +109,7 @@ impl Fixture {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Writes a kubeconfig for this server with the credentials in `user`. Returns its path.
+    /// Writes a kubeconfig for this server with the credentials in `user`, and returns its path.
     pub(crate) fn kubeconfig(&self, name: &str, user: Value) -> PathBuf {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -123,7 +123,7 @@ impl Fixture {
         file
     }
 
-    /// The plugin with the arguments in `line`. Its working directory is the folder of the test.
+    /// The plugin with the arguments in `line`. Its working directory is the test's temporary directory.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-etcd"));
         command
@@ -135,7 +135,7 @@ impl Fixture {
         command
     }
 
-    /// Runs the plugin with the arguments in `line`, and waits until it ends.
+    /// Runs the plugin with the arguments in `line` until it ends.
     pub(crate) fn run(&self, line: &str) -> Ended {
         self.command(line)
             .output()
@@ -143,7 +143,7 @@ impl Fixture {
             .into()
     }
 
-    /// Starts the plugin with the arguments in `line`, and does not wait.
+    /// Starts the plugin with the arguments in `line`. Does not wait.
     pub(crate) fn spawn(&self, line: &str) -> Child {
         let mut command = self.command(line);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -154,7 +154,7 @@ impl Fixture {
         self.api().get("main").await.unwrap()
     }
 
-    /// Creates the EtcdCluster `main` with three healthy members in its status, their pods and volumes.
+    /// Creates the EtcdCluster `main`, whose status has three healthy members, with their pods and volumes.
     pub(crate) async fn create_cluster(&self) {
         let spec = json!({
             "size": 3, "version": "3.5.35",
@@ -211,7 +211,7 @@ impl Fixture {
             .unwrap()
     }
 
-    /// Writes the status of a healthy cluster, as the operator would, with these changes.
+    /// Writes the status of a healthy cluster with these changes, as the operator would.
     pub(crate) async fn set_status(&self, changes: Value) {
         let cluster = self.cluster().await;
         let members: Vec<Value> = MEMBERS

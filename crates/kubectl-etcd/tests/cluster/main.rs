@@ -1,4 +1,4 @@
-//! Runs the plugin against a real kube-apiserver. No kubelet runs, so commands in containers are rejected or fail.
+//! Runs the plugin against a real kube-apiserver. There is no kubelet, so commands in containers fail.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -49,7 +49,7 @@ async fn backup_command_uses_store_of_periodic_backup_and_waits() {
     fixture
         .run("backup main --name now --yes")
         .fails(1, &["cannot create etcdbackup/now in namespace prod"]);
-    // The API server accepts the EtcdBackup for each kind of store: it satisfies the validation rules of the CRD.
+    // The API server accepts an EtcdBackup of each storage type, so it satisfies the rules of the CRD.
     fixture
         .run("backup main --pvc claim/etcd/main --name pvc --yes")
         .ok();
@@ -122,7 +122,7 @@ async fn verify_command_lists_backups_and_rehearses_restore() {
     let name = made.name_any();
     let template = made.spec.etcd_cluster.template.unwrap().spec;
     assert_eq!((template.size, template.version.as_str()), (1, "3.5.35"));
-    // No restore operator runs in this test, so the test itself creates the restored cluster.
+    // No restore operator runs, so the test itself creates the restored cluster.
     fixture
         .create::<api::EtcdCluster>(
             json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
@@ -200,8 +200,7 @@ async fn report_command_omits_secrets_and_lists_missing_files() {
         let mut text = String::new();
         entry.read_to_string(&mut text).unwrap();
         let name = entry.path().unwrap().display().to_string();
-        // The support bundle must not contain the password. The Secret contains it, and so does the environment
-        // variable X_PASSWORD of the pods.
+        // The password is in the Secret and in the variable X_PASSWORD of the pods. The bundle must not contain it.
         assert!(
             !text.contains("hunter2") && !text.contains("aHVudGVyMg"),
             "{name}: {text}"

@@ -1,4 +1,4 @@
-//! Tests of `status`, `plan` and `ctl`, and of the errors when the API server or the kubeconfig is not usable.
+//! Tests of `status`, `plan` and `ctl`, and of errors if the API server or the kubeconfig cannot be used.
 
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use serde_json::{Value, json};
@@ -10,8 +10,7 @@ async fn status_command_without_member_answers_shows_reported_status() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
-    // No kubelet runs, so etcdctl cannot run in the container of a member. `status` shows the values of the status
-    // instead.
+    // No kubelet runs, so etcdctl cannot query the members. `status` shows the values in the status instead.
     let text = fixture.run("status main").ok();
     for part in [
         "prod/main: Ready, available, 3 of 3 members healthy",

@@ -23,7 +23,7 @@ fn field_missing_in_crd_is_reported_with_remedy() {
         rejected("etcdserver: request timed out").reason(),
         "ApiServerError"
     );
-    // The message is not changed for kinds that this project does not define.
+    // For kinds of other projects, the message stays unchanged.
     let error = rejected_for::<k8s_openapi::api::core::v1::Service>(rejection);
     assert_eq!(error.reason(), "ApiServerError");
     let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(rejection);

@@ -1,10 +1,10 @@
-//! Tests of the reference of the metrics that every operator has.
+//! Tests that docs/metrics.md describes the metrics of every operator.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// The names of all metrics of an operator, except the metrics that only this operator has.
+/// The names of the metrics that every operator has.
 fn names(word: &str) -> BTreeSet<String> {
     let mut registry = Registry::default();
     let requests = ApiRequests::default();

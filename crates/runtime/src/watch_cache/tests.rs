@@ -39,7 +39,7 @@ fn list(version: &str, items: Vec<Pod>) -> ObjectList<Pod> {
     }
 }
 
-/// A cache with one watch of all namespaces, whose list is complete.
+/// A cache with one watch of all namespaces that has received its first list.
 fn filled(objects: Vec<Raw<Pod>>) -> (WatchCache<Pod>, Feed<Pod>) {
     let cache = WatchCache::default();
     let feed = cache.feed(None);
@@ -94,7 +94,7 @@ fn events_change_cached_objects() {
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-b"]);
     assert_eq!(apply(&feed, Event::Delete(raw("db-a", 3))), ["db-a"]);
     assert_eq!(names(&cache).unwrap(), ["db-b"]);
-    // The label now names another cluster.
+    // In this event, the label names another cluster.
     let moved = serde_json::from_value(json_of("db-b", "another", 4)).unwrap();
     assert_eq!(apply(&feed, Event::Apply(moved)), ["db-b"]);
     assert_eq!(names(&cache).unwrap(), [""; 0]);
@@ -113,7 +113,7 @@ fn repeated_list_reports_changed_and_deleted_objects() {
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-b"]);
 }
 
-/// Invariant 33: after a read, a reconcile never goes back to an older state.
+/// Invariant 33: after a read from the API server, a reconcile never uses older objects.
 #[test]
 fn cache_that_is_older_than_last_read_returns_nothing() {
     let (cache, feed) = filled(vec![raw("db-a", 4)]);
@@ -135,10 +135,10 @@ fn cache_that_is_older_than_last_read_returns_nothing() {
     apply(&feed, Event::Delete(raw("db-b", 11)));
     assert_eq!(names(&cache).unwrap(), ["db-a"]);
 
-    // The watch has delivered an object that was created after the list.
+    // This object was created after the list.
     apply(&feed, Event::Apply(raw("db-c", 13)));
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-c"]);
-    // Other clusters are not affected.
+    // The read of another cluster has no effect on this cluster.
     cache.record_list(("prod", "another"), &list("20", vec![pod("x", 19)]));
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-c"]);
 }

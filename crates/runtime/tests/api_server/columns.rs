@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::*;
 
-/// Runs `kubectl`. The binary of the testbed contains all Kubernetes programs, and the name selects the program.
+/// Runs `kubectl`. One binary of the testbed contains all Kubernetes programs, and the name of the executable selects
+/// the program.
 fn kubectl(server: &ApiServer, args: &[&str]) -> String {
     let built = etcd::testing::built("kube-", "kube")
         .expect("kubectl is not installed: run `cargo xtask testbed build`");
@@ -39,7 +40,7 @@ fn cells(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Creates an object without a status, and then writes its status, as users and operators do.
+/// Creates an object without a status, and then writes its status.
 async fn create<K>(client: &Client, name: &str, spec: Value, status: Option<Value>)
 where
     K: Resource<DynamicType = ()>,
@@ -123,7 +124,7 @@ async fn create_objects(client: &Client) {
         "duration": "1m12s", "nextBackupTime": "2026-11-27T03:00:00Z", "lastSuccessDate": "2026-01-01T00:00:00Z",
         "conditions": [condition("Complete", "True", "Succeeded"), condition("Ready", "True", "Scheduled")] });
     create::<EtcdBackup>(client, "nightly", spec.clone(), Some(backup)).await;
-    // An object of an earlier release has none of the new fields.
+    // This object was written by an earlier release, so it has none of the new fields.
     let old = json!({ "succeeded": true, "size": 7 });
     create::<EtcdBackup>(client, "old", spec, Some(old)).await;
     let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });

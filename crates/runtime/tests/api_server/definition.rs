@@ -1,5 +1,5 @@
-//! Tests of outdated CRDs. If the CRD lacks a field that the operator records, the API server rejects the whole status.
-//! The operator then reports the problem in fields that the CRD contains. CRDs of coreos/etcd-operator are tested too.
+//! Tests of outdated CRDs. If the CRD does not contain a field of the status, the API server rejects the whole status,
+//! and the operator reports the problem in fields that the CRD contains. Other tests use CRDs of coreos/etcd-operator.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// The CRD of EtcdRestore without the field of the status at the path `without`, as in an earlier release.
+/// The CRD of EtcdRestore without the status field at the path `without`, as in an earlier release.
 fn older_crd(without: &[&str]) -> CustomResourceDefinition {
     let mut definition = serde_json::to_value(EtcdRestore::crd()).unwrap();
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -63,7 +63,7 @@ async fn assert_rejected_without(without: &[&str], field: &str) {
         "{text}"
     );
     assert_eq!(api.get("again").await.unwrap().status, None);
-    // The object is unchanged. The API server accepts a status that consists of known fields.
+    // The API server accepts a status of the same object that has only known fields.
     apply::status_if_unchanged(&api, "operator", &restore, None, &known)
         .await
         .unwrap();
@@ -88,7 +88,7 @@ fn crd_without_rule_of_variables() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// If an object was stored before the rule existed, the operator can still write its status, and a user can correct it.
+/// An object was stored before the rule existed. The operator can still write its status, and a user can correct it.
 #[tokio::test]
 async fn status_is_written_for_stored_object_that_violates_new_rule() {
     let server = ApiServer::start().await;
@@ -110,8 +110,8 @@ async fn status_is_written_for_stored_object_that_violates_new_rule() {
         let patch = Patch::Merge(json!({ "spec": spec }));
         api.patch("db", &PatchParams::default(), &patch).await
     };
-    // After an update of the CRD, the API server takes a moment to enforce the new rule. It checks the rule only when
-    // the value changes, so each attempt uses another value.
+    // The API server enforces a new rule only some time after the CRD was updated, and only if the value changes. Each
+    // attempt therefore uses another value.
     let mut attempt = 0;
     eventually("the API server enforces the new rule", async || {
         attempt += 1;
@@ -152,7 +152,7 @@ fn newer_crd() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// After a rollback of the operators, the CRDs and the objects may have fields of the later release.
+/// After a rollback of the operators, the CRDs and the objects may have fields of a later release.
 #[tokio::test]
 async fn operator_keeps_spec_and_record_fields_of_later_release() {
     let server = ApiServer::start().await;
@@ -194,14 +194,14 @@ async fn operator_keeps_spec_and_record_fields_of_later_release() {
         .unwrap();
     let now = raw.get("db").await.unwrap();
     assert_eq!(now.data["spec"]["laterField"], "kept");
-    // Each record has its own field manager. The report is written as a whole, so its unknown field is removed.
+    // The other record has its own field manager, so it stays. The report is written as a whole, so its unknown field
+    // is removed.
     let expected = json!({ "size": 3, "laterRecord": "kept" });
     assert_eq!(now.data["status"], expected);
 }
 
-/// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`. It has no schema, and that API
-/// version set `preserveUnknownFields` by default. A current API server cannot create such a CRD, but may still have
-/// one stored.
+/// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`: without a schema, and with
+/// `preserveUnknownFields`. A current API server cannot create such a CRD, but may have stored one.
 fn crd_of_old_operator() -> Value {
     let names = json!({ "plural": "etcdclusters", "singular": "etcdcluster", "shortNames": ["etcd"],
         "kind": "EtcdCluster", "listKind": "EtcdClusterList" });

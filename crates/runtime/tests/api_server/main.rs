@@ -1,5 +1,5 @@
-//! Tests that need a real API server: concurrent creates, deletes with a UID precondition, server-side apply of a
-//! status by two managers, the CRD, the lease, and objects that cannot be parsed.
+//! Tests with a real API server: concurrent creates, deletes with a UID precondition, server-side apply of a status by
+//! two managers, the CRD, the lease, and objects that cannot be parsed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod columns;
@@ -64,7 +64,7 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 async fn clock_difference_is_read_from_api_server() {
     let server = ApiServer::start().await;
     let client = server.client();
-    // The test tries several times, because a busy machine may delay a single request.
+    // A busy machine may delay a single request, so the test tries several times.
     eventually("the difference of the clocks", async || {
         let clock = runtime::clock::difference(&client).await.unwrap();
         let clock = clock.expect("the response has a Date header");
@@ -92,7 +92,7 @@ async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // Changes the CRD to the CRD of another release, which has only one printer column.
+    // The CRD of another release, with only one printer column.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -174,7 +174,7 @@ async fn invariant_11_second_of_two_concurrent_writes_has_no_effect() {
     assert_eq!(lost.reason(), "Conflict");
 }
 
-/// Invariant 10: the record of one operator remains if another operator writes its own part of the status.
+/// Invariant 10: the record of one operator stays when another operator writes its own part of the status.
 #[tokio::test]
 async fn operators_do_not_overwrite_each_others_status_fields() {
     let (_server, client) = with_crd().await;
@@ -209,12 +209,12 @@ async fn operators_do_not_overwrite_each_others_status_fields() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // The object was changed after it was read, so the write fails with a conflict.
+    // The object was changed after it was read.
     let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
     assert_eq!(stale.reason(), "Conflict");
-    // A new object of the same name does not get the record of the deleted object.
+    // A new object with the same name must not get the record of the deleted object.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -241,15 +241,14 @@ async fn standby_takes_over_released_lease_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait until the lease expires. Either the Lease has no holder, or the standby already holds
-    // it.
+    // The standby must not wait until the lease expires: the Lease has no holder, or the standby already holds it.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
     let taken = tokio::time::timeout(Duration::from_mins(1), &mut second).await;
     let second = taken.expect("the released lease is free");
 
-    // A user sets another holder in the Lease. The leader notices this at its next renewal, and stops.
+    // A user sets another holder in the Lease, so the leader stops at its next renewal.
     let stolen = json!({ "spec": { "holderIdentity": "three" } });
     leases
         .patch(
@@ -284,7 +283,7 @@ async fn repeated_notice_increments_count_of_event() {
         })
         .await;
     }
-    // If a user has deleted the Event, it is created again.
+    // The operator creates an Event again after a user has deleted it.
     let everything = (DeleteParams::default(), ListParams::default());
     events
         .delete_collection(&everything.0, &everything.1)
@@ -341,7 +340,7 @@ impl Reconcile for Counting {
     }
 }
 
-/// A reconciler of an operator that does not manage the object.
+/// A reconciler of an operator that does not manage the objects.
 struct Reading(Arc<Counting>);
 
 impl Reconcile for Reading {
@@ -393,7 +392,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
     let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "unreadable" }, "spec": { "size": 3, "pod": "nonsense" } });
     let object: DynamicObject = serde_json::from_value(object).unwrap();
-    // The API server takes a moment until it uses the changed schema.
+    // The API server uses the changed schema only after some time.
     let mut last = None;
     for _ in 0..300 {
         match raw.create(&PostParams::default(), &object).await {
@@ -433,8 +432,8 @@ fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
     tokio::spawn(async move { controller::drive(&operator, controllers, counting).await })
 }
 
-/// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once.
-/// The condition of the operator that started last remains.
+/// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once,
+/// so the condition of the release that started last stays.
 #[tokio::test]
 async fn two_operators_stop_overwriting_each_others_managed_condition() {
     let (_server, client) = with_crd().await;
@@ -466,7 +465,7 @@ async fn two_operators_stop_overwriting_each_others_managed_condition() {
         })
         .await;
     }
-    // A reconcile whose cached object is older than the last condition must not replace that condition.
+    // A reconcile with an outdated cached object must not replace a later condition.
     let (version, report) = managed().await;
     for (_, _, counting) in &started {
         let before = counting.good.load(Ordering::SeqCst);
@@ -495,7 +494,7 @@ async fn operator_that_does_not_manage_object_writes_no_condition() {
     let driven = operator.clone();
     let running =
         tokio::spawn(async move { controller::drive(&driven, controllers, reading).await });
-    // If the operator wrote conditions to these objects, it would write them in the first reconcile.
+    // An operator that writes conditions would write them in the first reconcile.
     eventually("five reconciles", async || {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
@@ -533,7 +532,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
     .await;
-    // An object with a reconcile that always fails is retried with increasing pauses.
+    // The object whose reconcile always fails is retried with growing pauses.
     eventually("the failing object's reconciles", async || {
         (counting.bad.load(Ordering::SeqCst) > 0).then_some(())
     })
@@ -545,7 +544,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         "{bad} reconciles of the failing object, {good} of the good one"
     );
 
-    // After the object was corrected, it is reconciled, and its condition is removed.
+    // After its correction, the object is reconciled, and its condition is removed.
     let correct = json!({ "spec": { "pod": null } });
     let correct = Patch::Merge(&correct);
     raw.patch("unreadable", &PatchParams::default(), &correct)

@@ -1,4 +1,4 @@
-//! A real kube-apiserver with a real etcd, but without kubelets and controllers.
+//! A real kube-apiserver with a real etcd, without kubelets and controllers.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ impl Drop for ApiServer {
     }
 }
 
-/// The path of kube-apiserver. The testbed builds all Kubernetes programs as one binary, which selects the program by
-/// the name with which it was started.
+/// The path of kube-apiserver. One binary of the testbed contains all Kubernetes programs, and the name of the
+/// executable selects the program.
 fn program(dir: &Path) -> PathBuf {
     let built = built("kube-", "kube")
         .expect("kube-apiserver is not installed: run `cargo xtask testbed build`");
@@ -41,7 +41,7 @@ fn program(dir: &Path) -> PathBuf {
     named
 }
 
-/// A key to sign ServiceAccount tokens. The tests request no tokens, so any key works; etcd generates this key.
+/// A key to sign ServiceAccount tokens, which etcd generates. Any key works, because the tests request no tokens.
 async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(
@@ -133,7 +133,7 @@ impl ApiServer {
 
     pub(crate) fn config(&self) -> Config {
         let mut config = Config::new(self.url.parse().expect("a URL"));
-        // The client accepts any certificate, because kube-apiserver generates a new one at each start.
+        // kube-apiserver generates a new certificate at each start, so the client accepts any certificate.
         config.accept_invalid_certs = true;
         config.auth_info = AuthInfo {
             token: Some(TOKEN.to_owned().into()),

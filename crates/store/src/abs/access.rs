@@ -27,7 +27,7 @@ const CLOUD: &str = "cloud";
 pub struct AbsConfig {
     /// The container's name.
     pub container: String,
-    /// URL of the account's blob service. `None` means the default URL of the cloud.
+    /// URL of the account's blob service. `None` means the default URL of the account in its cloud.
     pub endpoint: Option<String>,
     /// The identity with which requests are sent.
     pub access: AbsAccess,
@@ -36,9 +36,10 @@ pub struct AbsConfig {
 /// The identity with which requests are sent.
 #[derive(Clone)]
 pub enum AbsAccess {
-    /// The pod's own identity: the workload identity or, without it, the managed identity of the machine.
+    /// The pod's own identity: the workload identity, or the managed identity of the machine if there is no workload
+    /// identity.
     Ambient,
-    /// An account key signs the requests.
+    /// Requests are signed with an account key.
     Key {
         /// The storage account.
         account: String,
@@ -62,7 +63,7 @@ impl fmt::Debug for AbsAccess {
     }
 }
 
-/// The clouds of Azure, with the names that the v1beta2 Secret uses.
+/// Azure's clouds, with the names that the v1beta2 Secret uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AbsCloud {
     /// The public cloud, named `AzurePublicCloud`.
@@ -88,7 +89,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// The cloud with this name. Upper and lower case are not distinguished, as in Azure's own library.
+    /// The cloud with this name, in upper or lower case, as in Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -155,20 +156,20 @@ fn is_account(name: &str) -> bool {
     (3..=24).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// The storage account in an endpoint of Azure's own servers. `None` for every other URL.
+/// The storage account in the URL of one of Azure's servers. `None` for any other URL.
 pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let host = endpoint.strip_prefix("https://")?;
     let (account, service) = host.strip_suffix('/').unwrap_or(host).split_once('.')?;
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The German cloud was closed in 2021, so its domain no longer guarantees that a server belongs to Azure.
+        // The German cloud was closed in 2021, so a server in its domain may not belong to Azure.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }
 
 impl AbsConfig {
-    /// The endpoint as messages show it.
+    /// The endpoint for messages.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()

@@ -1,6 +1,6 @@
-//! The pod's own identity in Azure: the workload identity if the pod has a federated token, and otherwise the managed
-//! identity of the machine. This module requests the tokens with the HTTP client of this crate, because the Azure
-//! crates need a second TLS library for these requests.
+//! The pod's own identity in Azure: the workload identity if the pod has a federated token, otherwise the managed
+//! identity of the machine. This module requests the tokens itself, because the Azure crates would need a second TLS
+//! library for it.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use crate::http::{self, Unread};
 use crate::limits::MAX_ANSWER;
 
-/// The text of every error of a token request starts with these words.
+/// Every error of a token request starts with this text.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
 /// The service for which the token is valid.
@@ -25,7 +25,7 @@ const RESOURCE: &str = "https://storage.azure.com/";
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
 const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// How long before its expiry a token is replaced.
+/// A token is replaced this long before it expires.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
 /// Requests access tokens from Azure, and caches the newest token.
@@ -60,8 +60,8 @@ struct Answer {
 }
 
 impl Source {
-    /// Selects the source. The workload identity webhook sets the environment variables that select the federated
-    /// token.
+    /// Selects the federated token if the workload identity webhook has set its environment variables, otherwise the
+    /// managed identity.
     fn of(environment: impl Fn(&str) -> Option<String>) -> Self {
         let given = |name: &str| environment(name).filter(|value| !value.is_empty());
         let client_id = given("AZURE_CLIENT_ID");
@@ -141,7 +141,7 @@ impl Identity {
             Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
-            // The message quotes the error response, which contains the tenant and the client, but no token.
+            // The error response contains the tenant and the client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
@@ -206,7 +206,7 @@ mod tests {
             while !String::from_utf8_lossy(&request[..read]).contains("\r\n\r\n") {
                 read += stream.read(&mut request[read..]).await.unwrap();
             }
-            // Reads the body of the request, which may arrive in a separate packet after the headers.
+            // The body of the request may arrive in a separate packet after the headers.
             let rest = tokio::time::timeout(
                 Duration::from_millis(200),
                 stream.read(&mut request[read..]),

@@ -1,24 +1,24 @@
-//! Checks a response before the Azure client parses it. The client's parser, quick-xml 0.31, needs quadratic time for
-//! the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and RUSTSEC-2026-0195). Users
-//! choose the endpoint of an EtcdBackup, so a response may be malicious. Responses of the real service have short tags.
+//! Checks a response before the Azure client parses it, because users choose the endpoint and a response may be
+//! malicious. The client's parser (quick-xml 0.31) needs quadratic time for the attributes of a tag, and memory for
+//! each namespace (RUSTSEC-2026-0194 and RUSTSEC-2026-0195).
 
 use crate::limits::MAX_PAGE_ENTRIES;
 
-/// The text of every error of [`check`] starts with these words.
+/// Every error of [`check`] starts with this text.
 pub(super) const FAULT: &str = "an XML response";
 
-/// Maximum length of a tag with its attributes, in bytes.
+/// Maximum length in bytes of a tag with its attributes. Azure sends short tags.
 const MAX_TAG: usize = 2 << 10;
 
-/// Maximum number of tags with names that start with `Blob`. A blob has two such tags, `Blob` and `BlobType`. The
-/// parser needs more than 1 KiB of memory for each `Blob` and `BlobPrefix`, even for an empty one.
+/// Maximum number of tags whose names start with `Blob`. Azure sends two such tags for each blob, `Blob` and
+/// `BlobType`. The parser needs more than 1 KiB of memory for each `Blob` or `BlobPrefix`, even if it is empty.
 const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
 
-/// Maximum number of tags, because the parser stores every unknown property of a blob in a map. A page of 1,000 blobs
-/// has about 40,000 tags.
+/// Maximum number of tags, because the parser stores every unknown property of a blob. A page of 1,000 blobs has about
+/// 40,000 tags.
 const MAX_TAGS: usize = 200_000;
 
-/// Fails if a limit is exceeded or the parser could misread the response.
+/// Fails if the response exceeds a limit, or if the parser could read it differently from this check.
 pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
     let xml = xml.strip_prefix(b"\xef\xbb\xbf").unwrap_or(xml);
     let mut tag: Option<(usize, Option<u8>)> = None;
@@ -30,8 +30,8 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // In comments, CDATA sections and processing instructions, a `>` may not end a tag. This check rejects
-                // them, so that the check and the parser always find the same end of a tag.
+                // In comments, CDATA sections and processing instructions, a `>` does not always end a tag. They are
+                // rejected, so that this check and the parser find the same tags.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");

@@ -1,4 +1,4 @@
-//! HTTP transport for the Azure client. The transport of the Azure crates would add a second TLS library
+//! The HTTP transport of the Azure client. The transport of the Azure crates would need a second TLS library
 //! (docs/adr/0004-azure-crate.md).
 
 use async_trait::async_trait;
@@ -31,7 +31,7 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // This branch is never reached, because this operator sends all content as blocks of bytes.
+            // Never reached, because this crate sends all content as blocks of bytes.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,
@@ -47,7 +47,8 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // The header `retry-after` is removed, because the store could make the client wait without limit.
+            // The client does not see the header `retry-after`, because with it a store could make the client wait
+            // without limit.
             if name.as_str().contains("retry-after") {
                 continue;
             }
@@ -67,7 +68,7 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // For other responses, the client reads only the headers, so the body is not read.
+            // For other successful responses, the client needs only the headers, so the body is not read.
             Bytes::new()
         };
         let body = stream::iter([Ok(body)]);
@@ -83,7 +84,7 @@ fn ended_early(error: reqwest::Error) -> azure_core::Error {
     )
 }
 
-/// The text of the error for a response longer than [`MAX_PAGE`] starts with these words.
+/// The error for a response longer than [`MAX_PAGE`] starts with this text.
 pub(super) const TOO_LONG: &str = "an XML response is too long";
 
 impl Transport {
@@ -99,8 +100,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. Returns an empty body if the body must not be parsed, as with the web page of a
-    /// proxy: the client can build the error message from the status and the headers alone.
+    /// The body of an error response. Empty if the body must not be parsed, for example a web page of a proxy. The
+    /// client then builds its error from the status and the headers.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),
@@ -109,7 +110,7 @@ impl Transport {
     }
 }
 
-/// Whether the response is a list, which the client parses as XML.
+/// Whether the response is a listing, which the client parses as XML.
 fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
     let mut words = request.url().query_pairs();
     let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");

@@ -11,10 +11,10 @@ use crate::SecretData;
 /// Length of a key in bytes.
 const LENGTH: usize = 32;
 
-/// The purpose of the derived ID, as `info` of HKDF.
+/// The `info` of HKDF for the ID of a key.
 const ID: &[u8] = b"etcd-operator backup key id v1";
 
-/// The public ID of a key. HKDF derives it from the key, so that it reveals nothing about the key.
+/// The public ID of a key. HKDF derives the ID, so it reveals nothing about the key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyId([u8; Self::LENGTH]);
 
@@ -22,7 +22,7 @@ impl KeyId {
     /// Length of an ID in bytes.
     pub(super) const LENGTH: usize = 8;
 
-    /// The ID in the header of an object. `bytes` has [`Self::LENGTH`] bytes.
+    /// Reads an ID from [`Self::LENGTH`] bytes of an object's header.
     pub(super) fn of_bytes(bytes: &[u8]) -> Self {
         let mut id = [0; Self::LENGTH];
         id.copy_from_slice(bytes);
@@ -46,7 +46,7 @@ impl fmt::Debug for KeyId {
     }
 }
 
-/// The length of an ID as the output length of HKDF.
+/// The length of an ID, for HKDF.
 struct IdLength;
 
 impl KeyType for IdLength {
@@ -55,17 +55,17 @@ impl KeyType for IdLength {
     }
 }
 
-/// Why a Secret has no usable key. The text continues a sentence that begins with the name of the Secret, and never
-/// contains a key.
+/// Why a Secret has no usable key. The error text follows the name of the Secret in a message, and never contains a
+/// key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The Secret has no entry of this name.
-    #[error("has no entry {0:?}: add this key, or correct encryption.key")]
+    #[error("has no entry {0:?}: add this entry, or correct encryption.key")]
     Missing(String),
     /// The Secret is empty.
     #[error("has no entries: add a key")]
     Empty,
-    /// The Secret has several entries, and no entry is named.
+    /// The Secret has several entries, and the spec names none of them.
     #[error("has several entries ({0}): name the key for new backups in encryption.key")]
     Ambiguous(String),
     /// The entry is not a key.
@@ -81,7 +81,7 @@ pub enum KeyError {
     Unknown {
         /// The required ID.
         id: String,
-        /// The name that the key had when the backup was made, as text for the message.
+        /// The part of the message that names the key's entry in the Secret at the time of the backup.
         named: String,
         /// The names and the IDs of the keys, as text.
         keys: String,
@@ -144,7 +144,7 @@ impl Key {
     }
 }
 
-/// The keys of a Secret, from which a restore takes the key that a backup names.
+/// The keys of a Secret. A restore uses the key whose ID is in the backup.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     keys: Vec<Key>,
@@ -153,8 +153,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Reads all entries of a Secret. Entries that are not keys are only named in messages, so that they do not prevent
-    /// the use of the other entries.
+    /// Reads all entries of a Secret. Entries that are not keys do not prevent the use of the other entries, and only
+    /// appear in messages.
     pub fn of(data: &SecretData) -> Self {
         let mut keys = Self::default();
         for (name, text) in data {
@@ -176,7 +176,7 @@ impl Keys {
         self.keys.iter().find(|key| key.id == id)
     }
 
-    /// Fails unless one of the keys has this ID. `id` and `name` are the ID and the name in the manifest of a backup.
+    /// Checks that one of the keys has this ID. `id` and `name` are the key's ID and name in the manifest of a backup.
     ///
     /// # Errors
     /// Fails if no key has this ID.

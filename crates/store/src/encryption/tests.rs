@@ -1,4 +1,4 @@
-//! Tests of the encryption, with objects of an independent program and with damaged objects.
+//! Tests of the encryption, with objects of another program and with damaged objects.
 
 use proptest::prelude::*;
 
@@ -55,8 +55,8 @@ fn decrypted(stored: &[u8]) -> Result<Vec<u8>, Error> {
     opened(keys([key()]), stored, 1000)
 }
 
-/// The objects in this test were written by a Python program with the library `cryptography`, from
-/// docs/internals/backup-encryption.md. A later release must read them too.
+/// A Python program with the library `cryptography` wrote these objects, following docs/internals/backup-encryption.md.
+/// Every later release must be able to read them.
 #[test]
 fn encryption_matches_output_of_independent_program() {
     assert_eq!(key().id().to_string(), "a62e0f7753a4df18");
@@ -71,7 +71,7 @@ fn encryption_matches_output_of_independent_program() {
         assert_eq!(hex::encode(&stored), format!("{header}{expected}"));
         assert_eq!(decrypted(&stored).unwrap(), content.as_bytes());
     }
-    // Three chunks.
+    // This content has three chunks.
     let content: Vec<u8> = (0..150_000_u32).map(|index| (index % 251) as u8).collect();
     let encryptor = Encryptor::with_salt(&key(), salt()).unwrap();
     let stored = sealed(encryptor, &content, 777);
@@ -110,9 +110,9 @@ fn each_object_has_own_salt_and_ciphertext() {
     assert!(one.windows(16).all(|window| window != &content[..16]));
 }
 
-/// Truncation at each position fails, also between two chunks.
+/// An object that is truncated at any position fails, even between two chunks.
 #[test]
-fn truncated_object_fails() {
+fn decryption_detects_truncation() {
     let stored = encrypted(&content(2 * CHUNK + 100));
     let ends = [
         0,
@@ -135,7 +135,7 @@ fn truncated_object_fails() {
 }
 
 #[test]
-fn reordered_repeated_and_appended_chunks_fail() {
+fn decryption_rejects_reordered_repeated_or_appended_chunks() {
     let stored = encrypted(&content(3 * CHUNK));
     let (header, chunks) = stored.split_at(HEADER);
     let chunks: Vec<&[u8]> = chunks.chunks(CHUNK + TAG).collect();
@@ -169,9 +169,9 @@ fn reordered_repeated_and_appended_chunks_fail() {
     }
 }
 
-/// A chunk of another object with the same key fails, because each object has its own derived key.
+/// A chunk of another object fails even with the same user key, because each object has its own derived key.
 #[test]
-fn chunk_of_another_object_fails() {
+fn decryption_rejects_chunk_of_another_object() {
     let content = content(2 * CHUNK);
     let (one, other) = (encrypted(&content), encrypted(&content));
     let at = HEADER + CHUNK + TAG;
@@ -205,9 +205,9 @@ fn decryption_key_is_found_among_several_keys() {
     assert!(opened(Keys::default(), &stored, 100).is_err());
 }
 
-/// An attacker may write the ID of a known key into the header of an object with another key.
+/// An attacker can write the ID of a known key into the header of an object that is encrypted with another key.
 #[test]
-fn wrong_key_with_expected_id_fails() {
+fn decryption_rejects_wrong_key_with_expected_id() {
     let mut stored = sealed(Encryptor::new(&other_key()).unwrap(), b"content", 100);
     stored[BEGINNING..BEGINNING + KeyId::LENGTH].copy_from_slice(key().id().as_bytes());
     let error = decrypted(&stored).unwrap_err();
@@ -228,17 +228,17 @@ fn object_of_other_format_is_reported_as_unencrypted() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A flipped bit at any position fails.
+    /// An object with one flipped bit at any position fails.
     #[test]
-    fn flipped_bit_fails(at in 0_usize..(HEADER + 2 * (CHUNK + TAG)), bit in 0_u8..8) {
+    fn decryption_detects_flipped_bit(at in 0_usize..(HEADER + 2 * (CHUNK + TAG)), bit in 0_u8..8) {
         let mut stored = encrypted(&content(2 * CHUNK));
         stored[at] ^= 1 << bit;
         prop_assert!(decrypted(&stored).is_err());
     }
 
-    /// Any bytes after the header fail, and cause no panic.
+    /// Random bytes after the header fail and cause no panic.
     #[test]
-    fn random_object_fails(bytes in proptest::collection::vec(any::<u8>(), 0..500), header in any::<bool>()) {
+    fn decryption_rejects_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..500), header in any::<bool>()) {
         let mut stored = if header { encrypted(b"")[..HEADER].to_vec() } else { Vec::new() };
         stored.extend_from_slice(&bytes);
         prop_assert!(decrypted(&stored).is_err());
@@ -284,7 +284,7 @@ fn secret(entries: &[(&str, &str)]) -> SecretData {
 }
 
 #[test]
-fn new_backups_use_named_or_only_key() {
+fn new_backups_use_named_key_or_single_key() {
     let two = secret(&[("2026", TEXT), ("2027", "garbage")]);
     let name =
         |data: &SecretData, name| for_new_backups(data, name).map(|key| key.name().to_owned());
@@ -312,7 +312,7 @@ fn new_backups_use_named_or_only_key() {
 fn missing_decryption_key_error_contains_id_and_name() {
     let keys = Keys::of(&secret(&[("2026", TEXT), ("notes", "text")]));
     assert_eq!(keys.require("a62e0f7753a4df18", "2026"), Ok(()));
-    // The name may differ, because the ID decides.
+    // The name may differ, because the key is found by its ID.
     assert_eq!(keys.require("a62e0f7753a4df18", "renamed"), Ok(()));
     let text = keys.require("ffff", "2025").unwrap_err().to_string();
     for part in [

@@ -41,11 +41,12 @@ pub struct GcsConfig {
 /// The identity with which requests are sent.
 #[derive(Clone)]
 pub enum GcsAccess {
-    /// The pod's own identity: the workload identity or, without it, the service account of the machine.
+    /// The pod's own identity: the workload identity, or the service account of the machine if there is no workload
+    /// identity.
     Ambient,
-    /// Google's JSON with the key of a service account, or with a user's credentials.
+    /// The JSON file of a service account key or of a user's credentials, as Google generates it.
     Json(serde_json::Value),
-    /// A token. The user must replace the Secret before the token expires.
+    /// A token, which the user replaces before it expires.
     Token(HeaderValue),
 }
 
@@ -64,7 +65,7 @@ impl GcsConfig {
         self.endpoint.as_deref().filter(|text| !text.is_empty())
     }
 
-    /// Whether the user has chosen the endpoint.
+    /// Whether the user has set an endpoint.
     pub(super) fn has_own_endpoint(&self) -> bool {
         self.own_endpoint().is_some()
     }
@@ -82,8 +83,8 @@ fn is_googles(endpoint: &Url) -> bool {
 
 impl GcsAccess {
     /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
-    /// Google's, the Secret must name the endpoint. Otherwise a user who may create EtcdBackups, but may not read the
-    /// Secret, could send its token to any server.
+    /// Google's, the Secret must name it. Otherwise a user who may create EtcdBackups, but not read the Secret, could
+    /// send its token to any server.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.
@@ -104,8 +105,7 @@ impl GcsAccess {
         Err(secret::invalid_key(ENDPOINT, problem))
     }
 
-    /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. If both exist, the token is
-    /// used.
+    /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. The token takes precedence.
     ///
     /// # Errors
     /// Fails if a key is missing or invalid.
@@ -143,8 +143,8 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Credentials of the type "external_account" name files, programs and URLs, which the client reads.
-                // With such credentials, a user who may write a Secret could read the operator's own files.
+                // Credentials of the type "external_account" make the client read the files and URLs that they name. A
+                // user who may write a Secret could then read the operator's files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
@@ -163,8 +163,8 @@ impl GcsAccess {
     }
 }
 
-/// The credentials without the token server that the Secret names, so that the client uses Google's token server. The
-/// client reads token responses of any size into memory, so users must not choose the server.
+/// Removes the token server from the credentials, so that the client uses Google's token server. Users must not choose
+/// the server, because the client reads token responses of any size into memory.
 fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     let mut json = json.clone();
     if let Some(fields) = json.as_object_mut() {
@@ -173,7 +173,7 @@ fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     json
 }
 
-/// A token from the Secret, which is never renewed.
+/// A token from the Secret, which this crate does not renew.
 #[derive(Debug)]
 struct Token(HeaderValue);
 
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_store_token_server_of_secret_is_ignored() {
+    fn hostile_store_token_server_in_secret_is_ignored() {
         let json = serde_json::json!({ "type": "authorized_user", "token_uri": "http://hostile" });
         let used = without_token_server(&json);
         assert_eq!(used, serde_json::json!({ "type": "authorized_user" }));

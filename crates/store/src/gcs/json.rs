@@ -43,7 +43,7 @@ pub(super) struct Json {
 #[derive(Debug, Deserialize)]
 pub(super) struct Resource {
     name: String,
-    /// Size in bytes, as text: the API sends 64-bit numbers as text.
+    /// Size in bytes. The API sends 64-bit numbers as text.
     size: String,
     #[serde(default)]
     updated: Option<String>,
@@ -55,19 +55,19 @@ pub(super) struct Resource {
     generation: Option<Generation>,
 }
 
-/// The generation in a JSON response: a number, or text that contains a number.
+/// The generation in a JSON response, as a number or as text.
 #[derive(Debug)]
 struct Generation(serde_json::Value);
 
 impl<'de> Deserialize<'de> for Generation {
-    /// Accepts only a number or text, because a parsed nested value takes many times the memory of its text.
+    /// Accepts only a number or text, because a parsed nested value takes far more memory than its text.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Scalar;
         impl Visitor<'_> for Scalar {
             type Value = Generation;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number or its text")
+                f.write_str("a number, or a number as text")
             }
 
             fn visit_u64<E>(self, value: u64) -> Result<Generation, E> {
@@ -86,8 +86,7 @@ impl<'de> Deserialize<'de> for Generation {
     }
 }
 
-/// The objects of a page, at most [`MAX_PAGE_ENTRIES`], because a parsed object takes many times the memory of its
-/// text.
+/// The objects of a page, at most [`MAX_PAGE_ENTRIES`], because a parsed object takes far more memory than its text.
 #[derive(Debug, Default)]
 struct Items(Vec<Resource>);
 
@@ -116,7 +115,7 @@ impl<'de> Deserialize<'de> for Items {
     }
 }
 
-/// Start of the path of objects in the API.
+/// The beginning of the URL path of objects.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
 /// The response to a successful request.
@@ -161,7 +160,7 @@ impl Resource {
         Some(self.generation.as_ref()?.0.to_string())
     }
 
-    /// The generation, formatted as a query parameter.
+    /// The generation as the value of a query parameter.
     pub(super) fn generation(&self) -> Option<String> {
         match &self.generation.as_ref()?.0 {
             serde_json::Value::String(text) => Some(text.clone()),
@@ -220,8 +219,8 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request. The store compares the content with the CRC32C in the request. A retry is
-    /// harmless, because it writes the same content.
+    /// Writes an object in one request, which the store rejects if the content does not match the CRC32C in it. A retry
+    /// is harmless, because it writes the same content.
     pub(super) async fn put(
         &self,
         key: &str,
@@ -248,8 +247,8 @@ impl Json {
         read(&answer.body)
     }
 
-    /// Reads the range `part` of one generation of an object. The range must not be empty. Sends a single request
-    /// without retries.
+    /// Reads the range `part`, which must not be empty, of one generation of an object. Sends one request without
+    /// retries.
     pub(super) async fn content(
         &self,
         key: &str,
@@ -310,8 +309,7 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects, or of the object `key` if it is given. `path` is the first part of the URL
-    /// path.
+    /// The URL of the bucket's objects, or of the object `key`. `path` is the beginning of the URL path.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -323,7 +321,7 @@ impl Json {
         Ok(url)
     }
 
-    /// Sends a request. Retries it while the error may be temporary, at most [`ATTEMPTS`] attempts in total.
+    /// Sends a request, at most [`ATTEMPTS`] times while the error may be temporary.
     pub(super) async fn call(
         &self,
         key: &str,
@@ -354,7 +352,7 @@ impl Json {
         }
     }
 
-    /// Sends a request once. The Boolean next to an error is true if a retry would fail too.
+    /// Sends a request once. The Boolean next to the error is true if a retry would fail too.
     pub(super) async fn once(
         &self,
         key: &str,
@@ -381,7 +379,7 @@ impl Json {
         let error = if error.is_timeout() {
             Error::Timeout(self.place.endpoint.clone())
         } else {
-            // The URL of an upload is removed from the error, because it grants access like credentials.
+            // The error must not contain the URL of an upload, because this URL grants access without credentials.
             self.place
                 .unreachable(&Chain(&error.without_url()).to_string())
         };
@@ -438,7 +436,7 @@ impl Json {
     }
 }
 
-/// The pause before the next attempt, after this number of failures.
+/// The pause before the next attempt, after this number of failed attempts.
 pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100) * 3_u32.pow(failures.clamp(1, 5) - 1)
 }

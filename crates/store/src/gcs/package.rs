@@ -1,6 +1,6 @@
-//! Google's own client, `google-cloud-storage`: writes an object in one request.
+//! Writes small objects with Google's own client, `google-cloud-storage`.
 //!
-//! The client reads responses of any size into memory, so it is used only at Google's own endpoint (ADR 20).
+//! The client reads responses of any size into memory, so this crate uses it only at Google's own endpoint (ADR 20).
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Package {
         let write = self
             .storage
             .write_object(bucket, key, content)
-            // A retry writes the same content to the same key, so the write may be retried.
+            // A retry is harmless, because it writes the same content to the same key.
             .with_idempotency(true);
         Box::pin(write.send_buffered())
             .await
@@ -64,7 +64,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // If the error has no HTTP status, the status follows from its gRPC code.
+        // Without an HTTP status, the status is derived from the gRPC code.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {

@@ -1,7 +1,7 @@
-//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order. While one chunk is
-//! sent, the next chunk is filled. A retry continues after the last byte that the store has received.
+//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order, and the next chunk
+//! is filled meanwhile. A retry continues after the last byte that the store has received.
 //!
-//! Google's client is not used here: after a broken connection, its version 1.21 leaves out a chunk
+//! This module does not use Google's client, because its version 1.21 omits a chunk after a broken connection
 //! (docs/adr/0012-resumable-uploads-to-google.md).
 
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::port::{Committed, Error, Upload};
 /// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
 const CHUNK: usize = 8 << 20;
 
-/// How long an abort waits for the chunk in flight before it cancels the upload.
+/// An abort waits this long for the chunk in flight, and then cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum number of "continue" responses for one chunk, because a faulty store may accept only small pieces, or no
-/// bytes.
+/// Maximum number of "continue" responses for one chunk. Without a limit, a store that accepts few or no bytes could
+/// keep the upload running forever.
 const MAX_CONTINUES: u32 = 100;
 
 /// The HTTP status with which the protocol says "continue".
@@ -41,7 +41,7 @@ struct Chunk {
     /// Offset of the chunk in the object, in bytes.
     from: u64,
     content: Bytes,
-    /// The size of the object in bytes and the CRC32C of its content. `None` for all chunks except the last.
+    /// The object's size in bytes and the CRC32C of its content. `None` except for the last chunk.
     end: Option<(u64, String)>,
 }
 
@@ -78,8 +78,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // True if `held` is the number of bytes that the store has received. False after a failure, because the store
-        // may have received any part of the chunk. The next request then reads the number.
+        // True if `held` is the number of bytes that the store has received. After a failure, the store may have
+        // received a part of the chunk, so the next request asks the store for the number.
         let mut known = true;
         let mut continues = 0;
         loop {
@@ -165,14 +165,14 @@ impl Session {
             .client
             .delete(self.url.clone())
             .header("content-length", "0");
-        // Status 499 is the store's response to a successful cancellation.
+        // The store responds to a successful cancellation with status 499.
         if let Err((error, _)) = json.once(&self.key, request).await {
             tracing::debug!(%error, key = self.key, "the store responded to the cancellation of a resumable upload");
         }
     }
 }
 
-/// Number of bytes that the store has received. 0 if the response has no `Range` header.
+/// The number of bytes that the store has received: 0 if the response has no `Range` header.
 fn stored_bytes(answer: &Answer) -> u64 {
     let range = answer.header("range").unwrap_or_default();
     let last = range
@@ -181,7 +181,7 @@ fn stored_bytes(answer: &Answer) -> u64 {
     last.map_or(0, |last: u64| last + 1)
 }
 
-/// An upload to Google. Objects of one chunk are sent in one request.
+/// An upload to Google. An object of one chunk is sent in one request.
 pub(super) struct GcsUpload {
     store: GcsStore,
     key: String,
@@ -205,7 +205,7 @@ impl GcsUpload {
         }
     }
 
-    /// Starts to send the filled chunk, after the store has received the previous chunk.
+    /// Waits until the store has received the previous chunk, and then starts to send the filled chunk.
     async fn send(&mut self) -> Result<(), Error> {
         self.wait_for_chunk().await?;
         if self.session.is_none() {
@@ -267,7 +267,8 @@ impl Upload for GcsUpload {
         let mut chunk = chunk;
         self.crc32c = crc32c::crc32c_append(self.crc32c, &chunk);
         while !chunk.is_empty() {
-            // A full chunk is sent only when more bytes follow, because the last chunk must be marked as the last.
+            // A full chunk is sent only when more bytes follow, because the request with the last chunk completes the
+            // object.
             if self.filling.len() == CHUNK {
                 self.send().await?;
             }

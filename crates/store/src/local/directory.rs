@@ -1,9 +1,9 @@
-//! File operations in a mounted directory. These operations may hang, because a hard-mounted network volume waits for
-//! its server forever.
+//! File operations in a mounted directory. They can hang, because a hard-mounted network volume waits for its server
+//! forever.
 //!
-//! Each hung operation blocks a thread. The process has a limited number of threads, and needs some for DNS lookups.
-//! The number of concurrent operations in one directory is therefore limited. Each operation holds a permit until its
-//! thread is free, even if its caller has timed out (invariant 15).
+//! Each hung operation blocks a thread, and the process has a limited number of threads, some of which DNS lookups
+//! need. The number of concurrent operations in one directory is therefore limited by permits. An operation holds its
+//! permit until its thread is free, even after its caller has timed out (invariant 15).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Maximum time to wait for a permit. It is shorter than an operator's time limit for all reads of a reconcile.
+/// Maximum time to wait for a permit. Shorter than an operator's time limit for all reads of a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A mounted directory. All clones share the limit of concurrent operations.
+/// A mounted directory. All clones share the same permits.
 #[derive(Clone, Debug)]
 pub(super) struct Directory {
     root: PathBuf,
@@ -68,8 +68,8 @@ impl Directory {
             .unwrap_or_else(|_| Err(Error::Other("a file operation was interrupted".to_owned())))
     }
 
-    /// Runs file operations in the background, as soon as a permit is free. Destructors call this function, because
-    /// they must not block a thread of the runtime.
+    /// Runs file operations in the background, when a permit is free. For destructors, which must not block a thread of
+    /// the runtime.
     pub(super) fn run_detached(&self, operation: impl FnOnce() + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
             return operation();
@@ -93,7 +93,7 @@ impl Directory {
         ))
     }
 
-    /// Translates the error of an operation on `key`. Reads the directory, so it blocks.
+    /// Converts the error of an operation on `key`. Reads the directory, so it blocks the thread.
     pub(super) fn explain(&self, key: &str, error: &std::io::Error) -> Error {
         match error.kind() {
             ErrorKind::NotFound if !self.root.is_dir() => Error::NoSuchBucket {
@@ -126,8 +126,8 @@ mod tests {
     use super::*;
     use crate::{LocalStore, Store};
 
-    /// A directory with a FIFO that has no writer. Opening the FIFO blocks, as on a volume with a server that does not
-    /// answer.
+    /// A directory with a FIFO that has no writer. Opening the FIFO blocks, like a file operation on a volume whose
+    /// server does not answer.
     struct Hung {
         dir: tempfile::TempDir,
         fifo: PathBuf,
@@ -159,7 +159,7 @@ mod tests {
             opened.await.map(drop)
         }
 
-        /// Lets all hung operations end.
+        /// Ends all blocked operations.
         fn answer(&self) {
             let both = std::fs::File::options()
                 .read(true)
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Invariant 15: twenty callers can block only eight threads, so a DNS lookup still gets a thread.
+    /// Invariant 15: twenty callers block only eight threads, so a DNS lookup still gets a thread.
     #[test]
     fn hung_directory_leaves_thread_for_dns_lookup() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -197,7 +197,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 rejected = callers.iter().filter(|caller| caller.is_finished()).count();
             }
-            // The thread of an operation stays blocked after its caller was canceled.
+            // A blocked operation keeps its thread after its caller was canceled.
             let (ended, waiting): (Vec<_>, Vec<_>) = callers
                 .into_iter()
                 .partition(tokio::task::JoinHandle::is_finished);
@@ -217,14 +217,14 @@ mod tests {
             let begun = Instant::now();
             let found = tokio::net::lookup_host("localhost:80").await.unwrap();
             assert!(found.count() > 0);
-            // Another directory has its own permits.
+            // Operations in another directory need other permits, so they succeed.
             let other = tempfile::tempdir().unwrap();
             let store = LocalStore::new(other.path());
             store.put("key", Bytes::from_static(b"x")).await.unwrap();
             assert!(store.head("key").await.unwrap().is_some());
             assert!(begun.elapsed() < Duration::from_secs(10));
 
-            // When the volume answers again, operations in the directory succeed again.
+            // When the volume answers again, operations in the directory succeed.
             hung.answer();
             while hung.open().await.is_err() {}
             let store = LocalStore::in_directory(hung.directory.clone());
@@ -232,7 +232,7 @@ mod tests {
         });
     }
 
-    /// While the directory hangs, a destructor does not block. Its operation runs later.
+    /// A destructor does not block while the directory hangs. Its operation runs later.
     #[tokio::test]
     async fn detached_operation_waits_for_permit() {
         let hung = Arc::new(Hung::new());

@@ -1,21 +1,21 @@
-//! The part of a shared directory that belongs to one namespace, and the quota of that namespace (invariant 13).
+//! The subdirectory of one namespace in a shared directory, and the quota of this namespace (invariant 13).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::port::Error;
 
-/// The directory that contains one directory for each namespace except the operator's own.
+/// The directory with one subdirectory for each namespace except the operator's own.
 const NAMESPACES: &str = "namespaces";
 
-/// An upload measures the space in use again after it has written this number of bytes. Each concurrent upload of a
-/// namespace can exceed the quota by at most this size.
+/// An upload measures the used space again after it has written this number of bytes. Each concurrent upload of a
+/// namespace can exceed the quota by at most this number of bytes.
 const STEP: u64 = 64 << 20;
 
 /// Maximum depth of directories. A path in the spec of an object has at most 512 parts.
 const MAX_DEPTH: usize = 1_024;
 
-/// A namespace, other than the operator's own.
+/// A namespace that is not the operator's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     pub(super) namespace: String,
@@ -29,8 +29,8 @@ impl Tenant {
         Path::new(NAMESPACES).join(&self.namespace)
     }
 
-    /// Fails if a part of `path` below `root` is a symbolic link, which could lead to the files of another namespace.
-    /// Parts that do not exist are accepted.
+    /// Fails if a part of `path` below `root` is a symbolic link, because a link could lead to the files of another
+    /// namespace. Accepts parts that do not exist.
     pub(super) fn check_links(root: &Path, path: &Path) -> Result<(), Error> {
         let below = path.strip_prefix(root).unwrap_or(path);
         let mut part = root.to_owned();
@@ -55,23 +55,24 @@ impl Tenant {
     }
 }
 
-/// The number of bytes that an upload may still write before its namespace reaches the quota.
+/// The room that an upload has in the quota of its namespace.
 #[derive(Debug)]
 pub(super) struct Room {
     tenant: Tenant,
     base: PathBuf,
     quota: u64,
-    /// The space in use at the last measurement.
+    /// The used space at the last measurement, in bytes.
     used: u64,
     /// Bytes that this upload has written since the last measurement.
     written: u64,
 }
 
 impl Room {
-    /// Measures the remaining room in the directory `base` of a tenant; `None` without a quota. Blocks.
+    /// Measures the used space in the directory `base` of a namespace. Returns `None` if the namespace has no quota.
+    /// Blocks the thread.
     ///
     /// # Errors
-    /// Fails if the quota is used up, or the space in use cannot be determined.
+    /// Fails if the quota is used up, or if the used space cannot be determined.
     pub(super) fn new(tenant: &Tenant, base: &Path) -> Result<Option<Self>, Error> {
         let Some(quota) = tenant.quota else {
             return Ok(None);
@@ -89,10 +90,10 @@ impl Room {
         Ok(Some(room))
     }
 
-    /// Reserves `bytes` before they are written. Blocks.
+    /// Reserves room for `bytes` before they are written. Blocks the thread.
     ///
     /// # Errors
-    /// Fails if the namespace would exceed its quota, or the space in use cannot be determined.
+    /// Fails if the quota would be exceeded, or if the used space cannot be determined.
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Error> {
         let fits = |room: &Self| room.used + room.written + bytes <= room.quota;
         if !fits(self) || self.written + bytes > STEP {
@@ -125,7 +126,7 @@ impl Room {
     }
 }
 
-/// The size of all files in a directory, including unfinished files. Symbolic links are not followed.
+/// The size of all files in a directory, including unfinished files. Follows no symbolic links.
 fn size_of(directory: &Path, depth: usize) -> std::io::Result<u64> {
     let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
     let entries = match std::fs::read_dir(directory) {

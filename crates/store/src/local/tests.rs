@@ -53,7 +53,7 @@ async fn listing_finds_exactly_objects_with_prefix() {
     assert_eq!(store.list("nothing/there").await.unwrap(), []);
 }
 
-/// Unfinished files can belong to running processes, or to processes that no longer exist.
+/// An unfinished file can belong to a running process or to a process that has ended.
 #[tokio::test]
 async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,7 +64,7 @@ async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
         let upload = store.begin("etcd/main-a").await.unwrap();
         std::mem::forget(upload);
     }
-    // A store without an owner lists every unfinished file.
+    // A store without an owner lists all unfinished files.
     assert_eq!(count(&unowned).await, 2);
     let found = owned("one").unfinished("etcd/").await.unwrap();
     assert_eq!(found.len(), 1);
@@ -89,8 +89,7 @@ fn text(error: &Error) -> String {
     error.to_string()
 }
 
-/// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are directly in
-/// the root directory.
+/// Invariant 13: each namespace has its own objects. Those of the operator's own namespace are in the root directory.
 #[tokio::test]
 async fn invariant_13_each_namespace_has_its_own_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +115,7 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
         let error = a.put(key, "x".into()).await.unwrap_err();
         assert!(text(&error).contains("remove leading slashes"), "{error}");
     }
-    // A volume that is not mounted is an error for every namespace.
+    // If the volume is not mounted, the requests of a namespace fail.
     let unmounted = LocalStore::new(dir.path().join("absent")).for_namespace("team-a", None);
     for error in [
         unmounted.put("main", "x".into()).await.unwrap_err(),
@@ -127,7 +126,7 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
     }
 }
 
-/// Invariant 13: other software with access to the volume may have created links.
+/// Invariant 13: other software with access to the volume can create symbolic links.
 #[tokio::test]
 async fn invariant_13_namespace_cannot_use_symlinks() {
     let dir = tempfile::tempdir().unwrap();
@@ -170,7 +169,7 @@ async fn invariant_13_namespace_cannot_use_symlinks() {
     let keys = tenant.list("etcd/").await.unwrap();
     assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-    // The operator's own namespace belongs to the administrator, who may use links.
+    // The operator's own namespace may contain links, because it belongs to the administrator.
     let through = "namespaces/team-a/etcd/main";
     assert!(own.head(through).await.unwrap().is_some());
 }
@@ -182,7 +181,7 @@ async fn quota_of_namespace_limits_uploads() {
     let store = own.for_namespace("team-a", Some(1000));
     let other = own.for_namespace("team-b", Some(1000));
     store.put("one", vec![0; 600].into()).await.unwrap();
-    // A quota can be exceeded during an upload: the first chunk fits, and the second does not.
+    // The first chunk reaches the quota, so the second chunk fails.
     let mut upload = store.begin("two").await.unwrap();
     upload.write(vec![0; 400].into()).await.unwrap();
     let error = upload.write(vec![0; 1].into()).await.unwrap_err();
@@ -193,7 +192,7 @@ async fn quota_of_namespace_limits_uploads() {
     ] {
         assert!(text(&error).contains(part), "{error}");
     }
-    // The bytes of a concurrent upload count before it is committed.
+    // The quota includes the bytes of an upload that is not committed yet.
     let error = store.begin("three").await.err().unwrap();
     assert!(matches!(error, Error::Full(_)), "{error}");
     upload.abort().await.unwrap();

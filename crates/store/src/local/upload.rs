@@ -1,4 +1,4 @@
-//! Writes an object as an unfinished file. The commit renames the file.
+//! Writes an object as an unfinished file, which the commit renames.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,7 @@ use super::directory::Directory;
 use super::tenant::Room;
 use crate::port::{Committed, Error, Upload};
 
-/// An unfinished file. Dropping this value deletes the file, unless the file was renamed.
+/// An unfinished file. Dropping this value deletes the file if it was not renamed.
 pub(super) struct UnfinishedFile {
     directory: Directory,
     /// The path of the unfinished file. `None` after the file was renamed or removed.
@@ -53,7 +53,7 @@ impl UnfinishedFile {
         Ok(())
     }
 
-    /// Syncs the file, and renames it if its size is correct. Returns its size.
+    /// Syncs the file, and renames it to `target` if its size is correct. Returns its size.
     fn rename(&mut self, target: &Path) -> std::io::Result<u64> {
         let file = self.file()?;
         file.sync_all()?;
@@ -77,8 +77,8 @@ impl UnfinishedFile {
 }
 
 fn remove(file: Option<File>, path: Option<PathBuf>) {
-    // On a network volume, closing a file writes its content and may block. The file is therefore closed here, on a
-    // thread for blocking operations.
+    // Closing a file on a network volume writes its content and can block, so the file is closed on a thread for
+    // blocking operations.
     drop(file);
     if let Some(path) = path {
         let _ = std::fs::remove_file(path);
@@ -88,8 +88,8 @@ fn remove(file: Option<File>, path: Option<PathBuf>) {
 impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let (file, path) = (self.file.take(), self.path.take());
-        // The file is removed in the background: the removal may block, and a destructor must not block a thread of the
-        // runtime.
+        // The file is removed in the background, because the removal can block, and a destructor must not block a
+        // thread of the runtime.
         if file.is_some() || path.is_some() {
             self.directory.run_detached(move || remove(file, path));
         }
@@ -100,7 +100,7 @@ pub(super) struct LocalUpload {
     directory: Directory,
     key: String,
     target: PathBuf,
-    /// The file. `None` while an operation uses the file, and after the caller has canceled an operation.
+    /// `None` while an operation uses the file, and after the caller has canceled an operation.
     unfinished: Option<UnfinishedFile>,
 }
 
@@ -162,7 +162,8 @@ impl Upload for LocalUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if self.unfinished.is_none() {
-            // A canceled call has left its file operation running. That operation deletes the file at its end.
+            // The caller has canceled an operation. The operation continues in its thread and deletes the file at its
+            // end.
             return Ok(());
         }
         self.run(|unfinished| {

@@ -1,6 +1,6 @@
 //! Access to a bucket: the configuration, the keys of the Secret and the HTTP client.
 //!
-//! Environment variables of the operator configure only the pod's own identity. Secrets are never printed.
+//! The operator's environment variables configure only the pod's own identity. Secrets are never printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,13 +35,13 @@ pub struct S3Config {
     pub endpoint: Option<String>,
     /// The region. `None` means the region of the Secret or, if the Secret has none, `us-east-1`.
     pub region: Option<String>,
-    /// Whether the bucket is in the path of the URL instead of the host name.
+    /// Whether the bucket is in the path of the URL, not in the host name.
     pub force_path_style: bool,
     /// The identity with which requests are sent.
     pub access: S3Access,
     /// PEM certificates of CAs that the client trusts in addition to the CAs of the system.
     pub ca: Option<Vec<u8>>,
-    /// True if the certificate of the endpoint is not verified. For tests only.
+    /// True if the client does not verify the certificate of the endpoint. For tests only.
     pub insecure_skip_verify: bool,
     /// Server-side encryption and locks of the stored objects.
     pub protection: S3Protection,
@@ -50,14 +50,14 @@ pub struct S3Config {
 /// The identity with which requests are sent.
 #[derive(Clone, Debug, Default)]
 pub enum S3Access {
-    /// The pod's own identity: web identity, or the credentials of the container or the instance.
+    /// The pod's own identity: a web identity, or the credentials of the container or the instance.
     #[default]
     Ambient,
     /// The keys of a Secret.
     Keys(S3Keys),
 }
 
-/// The profile `default` of a Secret with the files `credentials` and `config`.
+/// The credentials in the profile `default` of the Secret's files `credentials` and `config`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct S3Keys {
     access_key_id: String,
@@ -88,13 +88,13 @@ impl S3Keys {
     /// Reads the Secret's keys `credentials` (required) and `config` (optional), as defined by v1beta2.
     ///
     /// # Errors
-    /// Fails if a key is missing or invalid. The error contains the key and the missing setting, never a value.
+    /// Fails if a key is missing or invalid. The error names the key and the missing setting, and contains no value.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, Error> {
         secret::reject_misspelled(data, &["credentials", "config"])?;
         let credentials = secret::text(
             data,
             "credentials",
-            "add the AWS credentials file under this key",
+            "add the AWS credentials file as credentials",
         )?;
         let credentials = default_profile(credentials);
         let config = secret::optional(data, "config")?
@@ -139,12 +139,12 @@ fn invalid(field: &str, problem: String) -> Error {
     }
 }
 
-/// The settings of `[default]`. A `config` file may name this section `[profile default]`.
+/// The settings in the section `[default]` or `[profile default]`.
 fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Skips comments, and indented lines, which are nested settings that this crate does not use.
+        // Skips comments and indented lines. Indented lines are nested settings, which this crate does not use.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -161,13 +161,13 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 }
 
 impl S3Config {
-    /// The endpoint as messages show it.
+    /// The endpoint for messages.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// The endpoint as messages show it. With the pod's own identity, the AWS library reads the endpoint from
-    /// environment variables and does not return it. This function reads the same variables.
+    /// The endpoint for messages. With the pod's own identity, the AWS library reads the endpoint from environment
+    /// variables and does not return it, so this function reads them too.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {
@@ -215,10 +215,10 @@ impl S3Config {
     }
 }
 
-/// The HTTP client for the store. It trusts the CAs of the system and of `ca`.
+/// The HTTP client for the store. It trusts the system's CAs and `ca`.
 ///
-/// If there are no CAs, an `http://` endpoint gets a client without TLS. For other endpoints, this function fails,
-/// because the AWS library would not report that CAs are missing.
+/// Without any CA, an `http://` endpoint gets a client without TLS. For other endpoints, this function fails, because
+/// the AWS library would not report the missing CAs.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -228,8 +228,8 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     verifying_client(config.ca.as_deref(), is_plain)
 }
 
-/// The HTTP client that requests credentials for the pod's own identity. It trusts only the CAs of the system, because
-/// the settings of a store must not affect the connection to the servers that issue these credentials.
+/// The HTTP client that requests credentials for the pod's own identity. It trusts only the system's CAs, because the
+/// settings of a store must not affect this connection.
 fn identity_client() -> Result<SharedHttpClient, Error> {
     verifying_client(None, true)
 }
@@ -290,7 +290,7 @@ pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error>
     clients_over(config, http).await
 }
 
-/// Like [`clients`], but with this HTTP client.
+/// Like [`clients`], with this HTTP client.
 pub(super) async fn clients_over(
     config: S3Config,
     http: SharedHttpClient,
@@ -308,7 +308,7 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // This configuration includes the endpoint and the region from the environment variables of this process
+        // The ambient configuration contains the endpoint and the region from environment variables
         // (AWS_ENDPOINT_URL_S3, AWS_REGION).
         S3Access::Ambient => {
             let loader =
@@ -330,7 +330,7 @@ pub(super) async fn clients_over(
         )
         .interceptor(LimitResponses)
         .retry_classifier(NoRetryOfTooLong)
-        // Checksum trailers are sent only if an operation requires them, because some S3-compatible stores reject them.
+        // Checksum trailers are off unless an operation requires them, because some S3-compatible stores reject them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = config.endpoint {

@@ -1,8 +1,8 @@
 //! Verifies that the stored data equals the sent data. Performs no I/O.
 //!
-//! A part is verified by the CRC32C that the store calculates and returns. CRC32C is fast, because processors have an
-//! instruction for it. If the store does not support CRC32C, it compares the `Content-MD5` of the part. The checksum or
-//! entity tag of the whole object must match the checksums of its parts.
+//! The CRC32C that the store returns for a part verifies the part. If the store does not support CRC32C, it compares
+//! the part's `Content-MD5`. At the end, the checksum or entity tag of the whole object must match the checksums of its
+//! parts.
 
 use md5::{Digest as _, Md5};
 
@@ -16,9 +16,9 @@ pub(super) struct Part {
     pub(super) size: usize,
     /// The entity tag of the part.
     pub(super) tag: String,
-    /// The CRC32C that was sent with the part. `None` if the store does not support it.
+    /// The CRC32C that was sent with the part. `None` if the store does not support CRC32C.
     pub(super) crc32c: Option<u32>,
-    /// The MD5 that was sent with the part. `None` if the CRC32C verifies the part.
+    /// The MD5 that was sent with the part. `None` if the CRC32C has verified the part.
     pub(super) md5: Option<[u8; 16]>,
 }
 
@@ -30,12 +30,11 @@ pub(super) fn header_value(crc32c: u32) -> String {
 /// The expected checksums of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// The CRC32C computed from the checksums of the parts (`COMPOSITE`), and the CRC32C of all bytes (`FULL_OBJECT`).
+    /// The CRC32C of the parts' checksums (`COMPOSITE`), and the CRC32C of all bytes (`FULL_OBJECT`).
     crc32c: Option<[String; 2]>,
-    /// The entity tag that the object must have. `None` if the store does not use MD5 for entity tags.
+    /// The required entity tag of the object. `None` if the store does not use MD5 for entity tags.
     tag: Option<String>,
-    /// The entity tag of the object on stores that derive it from the tags of the parts, as S3 does. Other stores use
-    /// other tags.
+    /// The entity tag that S3 would derive from the entity tags of the parts. Some stores use other entity tags.
     composed: Option<String>,
 }
 
@@ -45,7 +44,7 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // If the entity tag is not the MD5 of the content, the tag of the stored object is not checked.
+            // If the entity tag is not the MD5 of the content, the entity tag is not checked later.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
@@ -60,15 +59,15 @@ impl Whole {
         }
     }
 
-    /// Whether the request for the object's metadata must request its checksum.
+    /// Whether the request for the object's metadata must also request its checksum.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: the checksums that the store reports must match the sent data. If the store has reported checksums
-    /// of the parts, it must also report the checksum of the object, or an entity tag that it derives from the parts.
+    /// Invariant 12: fails if the reported checksums do not match the sent data. If the store has reported checksums of
+    /// the parts, it must also report a checksum of the object, or the entity tag that S3 would derive from the parts.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
-        // Removes the end of a composite checksum, which is a dash and the number of parts.
+        // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
         let by_crc32c = match (&self.crc32c, reported) {
             (Some(expected), Some(reported)) => Some(expected.iter().any(|text| text == reported)),
@@ -82,7 +81,7 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // The tag proves that the object consists of the parts, which were verified before.
+            // This tag proves that the object consists of the parts, which were verified before.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -108,7 +107,7 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
     Some([header_value(of_parts), header_value(of_all)])
 }
 
-/// The expected entity tag of the whole object. `None` unless the tag of each part is the MD5 of the part.
+/// The required entity tag of the whole object. `None` if the entity tag of a part is not the part's MD5.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
         let md5 = part.md5.map(hex::encode);
@@ -117,7 +116,7 @@ fn tag(parts: &[Part]) -> Option<String> {
     parts.iter().all(is_its_md5).then(|| composed(parts))?
 }
 
-/// The entity tag that S3 derives from the tags of an object's parts. The tags of the parts need not be MD5s.
+/// The entity tag that S3 would derive from the entity tags of the parts, which need not be MD5s.
 fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
@@ -156,11 +155,11 @@ mod tests {
 
     #[test]
     fn checksum_has_s3_header_format() {
-        // The specification of CRC32C defines the checksum of these nine digits as its check value.
+        // This checksum of the nine digits is the check value in the specification of CRC32C.
         assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 
-    /// Invariant 12: the CRC32C of the object is derived from the sent parts.
+    /// Invariant 12: the checksum of the object must match the checksums of the sent parts.
     #[test]
     fn invariant_12_object_checksum_must_match_part_checksums() {
         let whole = Whole::of_parts(&parts(true, false));
@@ -177,17 +176,17 @@ mod tests {
         for reported in [None, Some("AAAAAA==-3"), Some("")] {
             assert!(whole.verify(reported, Some("any")).is_err(), "{reported:?}");
         }
-        // If the store reports no checksum of the whole object, the tag proves that the object consists of these parts.
+        // Without a checksum of the whole object, the entity tag proves that the object consists of these parts.
         let tag = whole.composed.clone().unwrap();
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(Some("AAAAAA==-3"), Some(&tag)).is_err());
-        // The order of the parts changes the checksum.
+        // Parts in another order have another checksum.
         let mut other = parts(true, false);
         other.swap(0, 1);
         assert_ne!(Whole::of_parts(&other), whole);
     }
 
-    /// Invariant 12: without checksums, the tag of the object must match the parts.
+    /// Invariant 12: without checksums, the entity tag of the object must match the parts.
     #[test]
     fn invariant_12_object_tag_must_match_parts() {
         let whole = Whole::of_parts(&parts(false, true));
@@ -196,13 +195,14 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // With KMS keys, a part's tag is not an MD5, so the tag of the object cannot be checked. `verify` accepts any
-        // tag in this case: the store has already checked each part against its `Content-MD5`.
+        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be checked.
+        // The store has checked each part against its `Content-MD5`, so `verify` accepts any entity tag.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // If both the checksum and the tag are expected, the store may report only one, but no value may differ.
+        // If a checksum and an entity tag are expected, the store may report only one of them. A wrong value always
+        // fails.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

@@ -21,7 +21,7 @@ struct S3Version {
     tag: Option<String>,
 }
 
-/// Opens an object with a request for its first part. A store that ignores ranges responds with the whole object.
+/// Opens an object by requesting its first part. A store that ignores ranges responds with the whole object.
 pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Error> {
     let mut version = S3Version {
         store,
@@ -30,10 +30,11 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // The store rejects the range if the object is empty. The object is then requested without a range.
+        // An empty object has no first part, so the store rejects the range. The object is then requested without a
+        // range.
         Err(error) => is_out_of_range(error),
-        // If the response has no tag, a replacement of the object between two parts would not be detected. If it has no
-        // size, the end of the object is unknown. In both cases, the whole object is requested again.
+        // Without an entity tag, a replacement between two parts would not be detected. Without a size, the end is
+        // unknown. In both cases, the whole object is requested again, without a range.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -45,8 +46,8 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let (Some(first), Some(size)) = (first, size) else {
         return Err(Error::Other("the object has no size".to_owned()));
     };
-    // The first part is read into memory, so the store must not send more than one part. A response with the whole
-    // object is read as a stream.
+    // The first part is read into memory, so it must not be longer than requested. A response with the whole object is
+    // read as a stream.
     if first > PART && first < size {
         return Err(Error::Other(format!(
             "the response has {first} bytes, but {PART} of the object's {size} bytes were requested"
@@ -60,7 +61,7 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     Ok(read(version, size, Some(first)))
 }
 
-/// The entity tag of the version. A weak tag does not identify the bytes, so it is ignored.
+/// The entity tag of the version. Ignores a weak tag, because it does not identify the bytes.
 fn tag(answer: &GetObjectOutput) -> Option<&str> {
     answer.e_tag().filter(|tag| !tag.starts_with("W/"))
 }
@@ -70,8 +71,8 @@ fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object in bytes, from the response to the request for the first part. `None` if the response
-/// has no content range and exactly the size of a part, because it may be the first part or the whole object.
+/// The size of the whole object in bytes, from the response to the first request. `None` for a response of exactly one
+/// part without a content range, because the object may be longer.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -109,14 +110,14 @@ impl S3Version {
             .bucket(&self.store.place.bucket)
             .key(&self.key)
             .set_range(range)
-            // All parts must be of the same version of the object.
+            // All parts must come from the same version of the object.
             .set_if_match(self.tag.clone())
             .send()
             .await
     }
 
-    /// Fails unless the response is the requested range of this version. Some stores ignore conditions, and some
-    /// proxies ignore ranges.
+    /// Fails if the response is not the requested range of this version, because some stores ignore conditions, and
+    /// some proxies ignore ranges.
     fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
         let (expected, found) = (self.tag.as_deref(), tag(answer));
         if expected.is_some() && found.is_some() && expected != found {

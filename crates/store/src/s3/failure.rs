@@ -18,7 +18,7 @@ where
     explain_by(Place::answered, place, key, error)
 }
 
-/// Like [`explain`], for a HEAD request.
+/// Converts the error of a HEAD request for the object `key`.
 pub(super) fn explain_head<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
@@ -58,8 +58,8 @@ where
     }
 }
 
-/// Converts the error of a request that reads no object. If such a request fails because an object is missing, the
-/// bucket is missing.
+/// Converts the error of a request that needs no object. If the error says that the object is missing, the bucket is
+/// missing.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

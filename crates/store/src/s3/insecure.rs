@@ -1,5 +1,5 @@
-//! Two HTTP clients that the S3 library cannot configure. The client for `insecureSkipVerify` does not verify the
-//! server's certificate. The client for tests resolves a host to another address.
+//! Two HTTP clients that the AWS library cannot configure: the client for `insecureSkipVerify`, and the client for
+//! tests, which resolves a host to another address.
 
 use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_runtime_api::client::http::{
@@ -15,14 +15,14 @@ use crate::port::Error;
 #[derive(Debug)]
 struct Connector(reqwest::Client);
 
-/// An HTTP client that does not verify certificates.
+/// An HTTP client that does not verify the server's certificate.
 pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     let client = http::client(|builder| builder.tls_danger_accept_invalid_certs(true))?;
     Ok(shared_client(client))
 }
 
-/// An HTTP client that resolves `host` to the address `at`, for tests. The `Host` header and the signature contain
-/// `host`.
+/// An HTTP client for tests that connects to the address `at` for `host`. The `Host` header and the signature still
+/// contain `host`.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn with_host_address(
     host: &str,

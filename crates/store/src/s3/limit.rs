@@ -1,5 +1,5 @@
-//! Limits for the responses that the S3 client reads completely. The content of an object is a stream and has no limit
-//! here.
+//! Limits for the responses that the S3 client reads completely. The content of an object is read as a stream and has
+//! no limit here.
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -20,8 +20,8 @@ use crate::failure::Place;
 use crate::limits::{MAX_ANSWER, MAX_PAGE, MIN_CHUNK, too_long};
 use crate::port::Error;
 
-/// Maximum number of tags in a response. A page of 1,000 entries has at most 28,000 tags. An empty entry is one tag,
-/// for which the client needs up to 300 bytes of memory.
+/// Maximum number of XML tags in a response. A page of 1,000 entries has at most 28,000 tags. The client needs up to
+/// 300 bytes of memory for an empty entry, which is one tag.
 const MAX_TAGS: usize = 64_000;
 
 /// The limit that a response exceeds.
@@ -74,7 +74,7 @@ impl Intercept for LimitResponses {
         let operation = cfg.load::<Metadata>().map_or("", Metadata::name);
         let response = context.response_mut();
         let limit = match (operation, response.status().is_success()) {
-            // The content of an object is read as a stream, so its length is not limited here.
+            // The content of an object is read as a stream, so it has no limit.
             ("GetObject", true) => return Ok(()),
             ("ListObjectsV2" | "ListMultipartUploads", true) => MAX_PAGE,
             _ => MAX_ANSWER,
@@ -90,7 +90,7 @@ impl Intercept for LimitResponses {
     }
 }
 
-/// Prevents retries of requests whose response exceeds a limit.
+/// Prevents the retry of a request whose response exceeds a limit.
 #[derive(Debug)]
 pub(super) struct NoRetryOfTooLong;
 
@@ -107,8 +107,8 @@ impl ClassifyRetry for NoRetryOfTooLong {
     }
 }
 
-/// A body that fails after a number of bytes or XML tags. The received bytes are counted, because the announced length
-/// may be wrong.
+/// A body that fails after a number of bytes or XML tags. Counts the received bytes, because the announced length may
+/// be wrong.
 struct LimitedBody {
     body: SdkBody,
     limit: usize,
@@ -170,9 +170,9 @@ mod tests {
                 .count()
         };
         assert_eq!(counted(1 << 20, &data), 10);
-        // The store sends a body in chunks of one byte. Each chunk counts as at least `MIN_CHUNK` bytes.
+        // Chunks of one byte: each chunk counts as `MIN_CHUNK` bytes.
         assert_eq!(counted(1 << 20, b"x"), (1 << 20) / MIN_CHUNK);
-        // The store sends a body of empty entries, so the number of tags reaches its limit.
+        // A body of empty entries reaches the limit for tags.
         let empty = b"<Contents/>".repeat(1_000);
         assert_eq!(counted(MAX_PAGE, &empty), MAX_TAGS / 1_000);
     }

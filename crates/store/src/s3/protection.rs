@@ -1,4 +1,4 @@
-//! Protection of stored S3 objects: encryption at rest and locks against deletion. Performs no I/O.
+//! Protection of stored S3 objects: server-side encryption and locks against deletion. Performs no I/O.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 
 use crate::port::Error;
 
-/// Server-side encryption and locks of stored objects. By default, uploads request neither.
+/// Server-side encryption and lock of stored objects. The default is neither.
 #[derive(Clone, Debug, Default)]
 pub struct S3Protection {
     /// Server-side encryption.
@@ -42,7 +42,7 @@ impl S3Protection {
         })
     }
 
-    /// The time until which an object that is uploaded now is locked. `None` without a lock.
+    /// An object that is uploaded now is locked until this time. `None` without a lock.
     pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
         let Some(lock) = &self.lock else {
             return Ok(None);
@@ -56,8 +56,8 @@ impl S3Protection {
         Ok(Some(DateTime::from(until)))
     }
 
-    /// Fails if the store does not confirm the encryption. Some stores accept the request without encrypting the
-    /// object.
+    /// Fails if the store does not confirm the encryption, because some stores accept the request and do not encrypt
+    /// the object.
     pub(super) fn check_encryption(
         &self,
         answered: Option<&ServerSideEncryption>,

@@ -1,5 +1,5 @@
-//! Writes an object to S3 in parts. Several parts are sent concurrently, each with its own retries. The object becomes
-//! visible when all parts are committed.
+//! Writes an object to S3 in parts. Parts are sent concurrently, each with its own retries. The object becomes visible
+//! when the upload is committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ struct S3Sink {
     store: S3Store,
     key: String,
     started: Arc<OnceCell<StartedUpload>>,
-    /// True if the store has accepted a part without reporting its checksum.
+    /// True if the store has accepted a part without reporting the part's checksum.
     no_part_checksums: Arc<AtomicBool>,
 }
 
@@ -62,9 +62,9 @@ impl S3Sink {
             .await
     }
 
-    /// Starts an upload with CRC32C checksums of its parts. AWS, MinIO and versitygw confirm the checksums in the
-    /// response. Returns `None` if the store supports no checksums. Some of these stores reject the checksum header
-    /// with status 400 or 501. Others ignore the header, and this function then discards the started upload.
+    /// Starts an upload with CRC32C checksums of its parts, which the store must confirm in its response. Returns
+    /// `None` if the store supports no checksums: it rejects the request with status 400 or 501, or ignores the
+    /// checksum header. If it ignores the header, this function discards the started upload.
     async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
@@ -84,7 +84,7 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // The store did not discard the upload. The upload is recorded, so that a later abort can discard it.
+            // The upload still exists, so it is recorded. A later abort discards it.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
@@ -120,7 +120,7 @@ impl S3Sink {
     }
 }
 
-/// Whether a request without the checksum header may succeed, because the store rejects the form of this request.
+/// Whether the store rejects the form of a request, so that a request without the checksum header may succeed.
 fn is_rejected<E>(error: &SdkError<E, HttpResponse>) -> bool {
     error
         .raw_response()
@@ -144,8 +144,8 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store has accepted a request without checksums, after it rejected or ignored a request with
-            // checksums. Later uploads request no checksums.
+            // The store has rejected or ignored checksums, but accepted a request without them. Later uploads request
+            // no checksums.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -153,14 +153,14 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // The store has created the upload. The upload is recorded, so that it is aborted after a failure.
+        // The upload now exists. It is recorded, so that a failure aborts it.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
             .check_encryption(created.server_side_encryption())
     }
 
-    /// Invariant 12: succeeds only if the store has reported the checksum of the part or compared its MD5.
+    /// Invariant 12: succeeds only if the store has reported the part's CRC32C or has compared the part's MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
             .map_err(|_| Error::Other("the upload has too many parts".to_owned()))?;
@@ -192,7 +192,8 @@ impl Sink for S3Sink {
                         "the stored checksum of part {number} does not match the sent data"
                     )));
                 }
-                // The store does not report checksums. This part is sent again with its MD5, as are all later parts.
+                // The store does not report checksums, so this part is sent again with its MD5. All later parts are
+                // sent with an MD5.
                 None => self.no_part_checksums.store(true, Ordering::Relaxed),
             }
         }
@@ -202,11 +203,11 @@ impl Sink for S3Sink {
     }
 }
 
-/// An upload to S3. Small objects are sent in one request.
+/// An upload to S3. A small object is sent in one request.
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// True if the upload was committed or aborted. The destructor then sends no request.
+    /// True if the upload was committed or aborted. Then the destructor sends no request.
     ended: bool,
 }
 
@@ -254,8 +255,8 @@ impl S3Upload {
         let failure = completed
             .err()
             .map(|error| explain(&store.place, key, &error));
-        // If the response was lost, the store may reject the retry. The upload has succeeded if the store has the
-        // object.
+        // If the first response was lost, the store may reject the retry. The upload has succeeded if the object exists
+        // in the store.
         match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
             (Err(_), Some(failure)) => Err(failure),
@@ -263,7 +264,7 @@ impl S3Upload {
         }
     }
 
-    /// Invariant 12: the size and the checksums that the store reports must match the sent data.
+    /// Invariant 12: the stored size and checksums that the store reports must match the sent data.
     async fn verify(&self, whole: &Whole) -> Result<Committed, Error> {
         let S3Sink { store, key, .. } = &self.sink;
         let held = store
@@ -333,9 +334,8 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // With encryption or locks, even a small object is a multipart upload, because the store then confirms the
-            // encryption and the lock before it receives data. After a single request without confirmation, the object
-            // would already exist.
+            // With encryption or a lock, even a small object is a multipart upload. The store confirms the protection
+            // before it receives data, so no unprotected object can exist.
             Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;
@@ -358,7 +358,7 @@ impl Upload for S3Upload {
 }
 
 impl Drop for S3Upload {
-    /// Discards the parts of an upload that was not committed, because they would cost the owner of the bucket money.
+    /// Discards the parts of an upload that was not committed, because the owner of the bucket pays for stored parts.
     fn drop(&mut self) {
         if !self.ended
             && let Some(id) = self.sink.id()

@@ -1,6 +1,5 @@
 //! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle ends the
-//! process. If the program is not installed, the test is not skipped. It fails with the command that installs the
-//! program.
+//! process. If the program is not installed, the test fails with the command that installs it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,8 +21,8 @@ pub const ACCOUNT: &str = "testaccount";
 /// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// Finds a program of the testbed: the file `path` in the newest directory of the cache with a name that starts with
-/// `folder`. The environment variable `variable` overrides the path.
+/// Finds the file `path` in the newest directory of the testbed's cache whose name starts with `folder`. The
+/// environment variable `variable` overrides the path.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();
@@ -58,7 +57,7 @@ impl Server {
     /// Starts the command with an address and a data directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // If the server does not listen yet, the kernel may connect the socket to itself (TCP self-connect).
+            // While the server does not listen, the kernel may connect the socket to itself (TCP self-connect).
             let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
             connected.is_ok_and(|own| own != address)
         })
@@ -130,7 +129,7 @@ impl S3Server {
         Self::start_with(buckets, &[])
     }
 
-    /// Like [`S3Server::start`], with additional arguments before the arguments of the storage.
+    /// Like [`S3Server::start`], with additional arguments of versitygw.
     pub fn start_with(buckets: &[&str], arguments: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program("versitygw-", "versitygw", "VERSITYGW_BIN", remedy);
@@ -182,7 +181,7 @@ impl S3Server {
         self.server.dir.path().join("data").join(bucket)
     }
 
-    /// The files that belong to unfinished uploads to a bucket.
+    /// The files of unfinished uploads to a bucket.
     pub fn unfinished(&self, bucket: &str) -> Vec<PathBuf> {
         fn files(dir: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {

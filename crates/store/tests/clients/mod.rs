@@ -1,4 +1,4 @@
-//! Clients of the three kinds of stores, for a server at the given endpoint.
+//! Clients of the three kinds of stores, for a test server at the given endpoint.
 
 use http::HeaderValue;
 use store::{

@@ -1,4 +1,4 @@
-//! A hostile HTTP server. Its replies may be endless, slow or of a wrong size.
+//! A hostile HTTP server, whose replies may be endless, slow or of a wrong size.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// A response of the hostile store, without its status line.
+/// A response of the hostile server.
 pub(crate) struct Reply {
     status: &'static str,
     headers: String,
@@ -18,15 +18,15 @@ pub(crate) struct Reply {
 pub(crate) enum Then {
     /// The connection closes.
     End,
-    /// These bytes are repeated forever.
+    /// The server repeats these bytes forever.
     Repeat(Vec<u8>),
-    /// One byte is sent, and the next byte after this time.
+    /// The server sends one byte, and the next byte after this time.
     Slow(Duration),
 }
 
 impl Reply {
     pub(crate) fn new(first: impl Into<Vec<u8>>, then: Then) -> Self {
-        // Azure's client requires these headers in the response to a list request.
+        // Azure's client requires these headers in a listing.
         let headers = "x-ms-request-id: 6f1d4d3c-6c2a-4f25-9d57-0d5e0a2f9f11\r\n\
                        date: Tue, 24 Nov 2026 00:00:00 GMT\r\n";
         Self {
@@ -48,7 +48,7 @@ impl Reply {
     }
 }
 
-/// A server that determines its reply from the head of each request.
+/// A server that chooses its reply by the head of the request.
 pub(crate) struct HostileServer {
     pub(crate) endpoint: String,
     /// Number of bytes that were sent to the clients.
@@ -92,7 +92,7 @@ impl HostileServer {
     }
 }
 
-/// Reads a request with its body and returns its head. `None` if the connection closes.
+/// Reads a request with its body and returns its head. `None` if the client closes the connection.
 fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut request = Vec::new();
     let mut buffer = [0; 4096];

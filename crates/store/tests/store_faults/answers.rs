@@ -1,4 +1,4 @@
-//! How the S3 client handles responses of S3-compatible stores and of proxies to range requests.
+//! Tests how the S3 client handles responses to range requests that S3-compatible stores and proxies change.
 
 use store::Error;
 use store::testing::{content, download, upload};
@@ -21,8 +21,8 @@ fn later_part(request: &Request) -> bool {
     read(request) && request.header("range").is_some_and(|range| range != FIRST)
 }
 
-/// The client can read from stores that ignore conditions or ranges, if the headers identify the received bytes. The
-/// client never uses bytes outside of the requested range, or bytes of another version.
+/// The client can read from a store that ignores conditions or ranges if the headers identify the received bytes. It
+/// never uses bytes outside of the requested range or of another version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn range_responses_with_wrong_bytes_are_rejected() {
     let rig = Rig::s3().await;
@@ -37,7 +37,7 @@ async fn range_responses_with_wrong_bytes_are_rejected() {
             &[("x-none", None)] as Headers,
             3,
         ),
-        // The client discards the first response and reads the object in one request.
+        // The client discards the first response, and reads the object with one request.
         (read, &[("etag", None)], 2),
         (read, &[("etag", Some("W/\"weak\""))], 2),
         (first_part, &[("content-range", None)], 2),
@@ -46,7 +46,7 @@ async fn range_responses_with_wrong_bytes_are_rejected() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // Each response has as many bytes as the requested range.
+        // Without a content range, the length of the response shows that it is the requested range.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));

@@ -1,5 +1,5 @@
-//! Uploads to stores that report checksums of parts, no checksums, or wrong checksums. An upload must succeed only if
-//! the stored data was verified, and no unfinished upload may remain.
+//! Uploads to stores that report checksums of parts, no checksums, or wrong checksums. An upload may succeed only if
+//! the stored data was verified. No unfinished upload may remain.
 
 use store::Error;
 use store::testing::{content, download};
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and the number with an MD5.
+/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -57,7 +57,7 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
     stored.unwrap_err()
 }
 
-/// Invariant 12: each part is verified by its reported CRC32C.
+/// Invariant 12: the CRC32C that the store reports verifies each part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_parts_are_verified_by_reported_checksum() {
     let rig = Rig::s3().await;
@@ -81,21 +81,21 @@ async fn parts_are_verified_by_md5_without_checksum_support() {
     }
 }
 
-/// Invariant 12: a part without a reported checksum is verified by its MD5.
+/// Invariant 12: if the store does not report the CRC32C of a part, the MD5 verifies the part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
-    // When the first response lacked a checksum, up to three parts were in flight.
+    // Up to three parts were in flight when the client received the first response without a checksum.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // If the store also reports no checksum of the object, the entity tag verifies the object.
+    // If the store reports no checksum of the object either, the entity tag verifies the object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
 
-/// Invariant 12: a wrong checksum fails the upload.
+/// Invariant 12: an upload with a wrong reported checksum fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_wrong_checksum_fails_upload() {
     let rig = Rig::s3().await;
@@ -104,7 +104,7 @@ async fn invariant_12_wrong_checksum_fails_upload() {
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // For the whole object, the store reports a wrong checksum, or only a tag that does not match the parts.
+    // The store reports a wrong checksum of the whole object, or only an entity tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
@@ -113,8 +113,8 @@ async fn invariant_12_wrong_checksum_fails_upload() {
     }
 }
 
-/// Invariant 12: if the store does not report the checksum of the whole object, the entity tag must show that the
-/// object consists of the verified parts.
+/// Invariant 12: without a checksum of the whole object, the entity tag must show that the object consists of the
+/// verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_object_tag_is_verified_without_object_checksum() {
     let rig = Rig::s3().await;

@@ -1,5 +1,5 @@
-//! Faults between a client and its store. Each upload must succeed after retries, or fail with an error that contains
-//! the remedy. No unfinished upload may remain.
+//! Faults between a client and its store. Each upload must succeed after retries, or fail with a remedy. No unfinished
+//! upload may remain.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 const KEY: &str = "a/backup";
 const ALWAYS: usize = usize::MAX;
 
-/// A store with two clients: `proxied` sends its requests through the proxy, and `direct` sends them to the store.
+/// A store with two clients. `proxied` sends its requests through the proxy, and `direct` sends them to the store.
 struct Rig {
     name: &'static str,
     proxy: Proxy,
@@ -87,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Uploads like the backup operator: if the upload fails, it is aborted.
+    /// Uploads an object, and aborts the upload if it fails, like the backup operator.
     async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
         let mut upload = self.proxied.begin(KEY).await?;
         for chunk in content.chunks(300_007) {
@@ -99,7 +99,7 @@ impl Rig {
         upload.commit().await.map(|committed| committed.size)
     }
 
-    /// Asserts that an upload succeeds despite the fault, and that the stored data equals the sent data.
+    /// Asserts that an upload succeeds despite the fault, and that the store has the sent data.
     async fn survives(&self, fault: Fault) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -117,8 +117,8 @@ impl Rig {
         }
     }
 
-    /// Asserts that an upload fails within seconds, that the error contains one of the `expected` texts, and that
-    /// nothing is stored.
+    /// Asserts that an upload fails within seconds with one of the `expected` texts, and that the store keeps no data
+    /// of it.
     async fn fails(&self, fault: Fault, expected: &[&str]) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -141,11 +141,11 @@ impl Rig {
         }
     }
 
-    /// Asserts that no other data than the object exists, and deletes the object.
+    /// Asserts that the store has no data other than the object, and deletes the object.
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
-            // The test waits, because a dropped upload is discarded in the background.
+            // A dropped upload is discarded in the background, so the test waits.
             let end = Instant::now() + Duration::from_secs(10);
             while !server.unfinished("bucket").is_empty() && Instant::now() < end {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -157,12 +157,12 @@ impl Rig {
     }
 }
 
-/// Selects requests with content, for any kind of store.
+/// True for requests with content, of any kind of store.
 fn data(request: &Request) -> bool {
     request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
 }
 
-/// Selects the request that commits the object.
+/// True for the request that commits the object.
 fn commit(request: &Request) -> bool {
     let range = request.header("content-range").unwrap_or_default();
     let google = !range.is_empty() && !range.ends_with("/*") && !range.starts_with("bytes */*");
@@ -194,7 +194,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // Temporary faults: the upload succeeds.
+    // After a temporary fault, the upload succeeds.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),
@@ -208,7 +208,7 @@ async fn store_faults(rig: Rig) {
     ] {
         rig.survives(fault(on, times, harm)).await;
     }
-    // Lasting faults: the upload fails.
+    // After a lasting fault, the upload fails.
     for (harm, expected) in [
         (Harm::Answer(403, ""), &["access denied"][..]),
         (Harm::Answer(404, ""), &["does not exist: create it"]),
@@ -221,7 +221,7 @@ async fn store_faults(rig: Rig) {
     stale_listings(&rig).await;
 }
 
-/// A broken read continues at its offset, or fails if it cannot continue.
+/// A broken read continues at the last offset, or fails if it cannot continue.
 async fn reads_resume(rig: &Rig) {
     let content = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &content, MIB)
@@ -244,7 +244,7 @@ async fn reads_resume(rig: &Rig) {
     rig.clean("reads").await;
 }
 
-/// A listing that is out of date does not change the result of an upload.
+/// A stale listing does not change the result of an upload.
 async fn stale_listings(rig: &Rig) {
     assert_eq!(rig.proxied.list("a/").await.unwrap(), []);
     rig.proxy.harm(&[fault(listing, ALWAYS, Harm::Stale)]);
@@ -270,7 +270,7 @@ async fn azure_transfers_survive_store_faults() {
     store_faults(Rig::azure().await).await;
 }
 
-/// Invariant 12: damaged data is never reported as stored.
+/// Invariant 12: an upload of damaged data fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_every_store_detects_damaged_data() {
     for rig in [Rig::s3().await, Rig::google().await, Rig::azure().await] {

@@ -1,5 +1,5 @@
-//! An HTTP proxy that injects faults between the client of a store and its server. Each connection has one request. The
-//! proxy reads the whole request and the whole response, so it can inject a fault at any byte.
+//! An HTTP proxy that injects faults between a client and a store. Each connection has one request. The proxy reads the
+//! whole request and response, so it can inject a fault at any byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,19 +11,19 @@ use tokio::net::{TcpListener, TcpStream};
 /// What a fault does to a request or its response.
 #[derive(Clone, Debug)]
 pub(crate) enum Harm {
-    /// The proxy responds with this status and this body. The server does not receive the request.
+    /// The proxy responds with this status and body. The server does not receive the request.
     Answer(u16, &'static str),
-    /// The connection breaks after this number of bytes of the request. The server does not receive the request.
+    /// The connection breaks after this number of bytes of the request, which the server does not receive.
     CutRequest(usize),
-    /// The server processes the request. The connection breaks after this number of bytes of the response.
+    /// The server processes the request, and the connection breaks after this number of bytes of the response.
     CutAnswer(usize),
-    /// The server processes the request. The response is delayed.
+    /// The server processes the request, and the proxy delays the response.
     Delay(Duration),
-    /// One bit in the middle of the body is flipped.
+    /// The proxy flips one bit in the middle of the body.
     Damage,
-    /// The proxy answers with the first response that it saw to the same request.
+    /// The proxy repeats its first response to the same request.
     Stale,
-    /// The server processes the request. These headers of the response are changed or removed.
+    /// The server processes the request, and the proxy changes or removes these headers of the response.
     Headers(&'static [(&'static str, Option<&'static str>)]),
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request, for the functions that select the requests of a fault.
+/// A request, by which a fault selects the requests that it affects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -64,10 +64,10 @@ struct Script {
 }
 
 impl Script {
-    /// Google's response to a status check of a resumable upload
+    /// The response to Google's status check of a resumable upload
     /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server treats a
-    /// status check as the end of the upload. The proxy therefore responds itself, with the server's last response to
-    /// this upload.
+    /// status check as the end of the upload, so the proxy itself responds, with the server's last response to this
+    /// upload.
     fn progress(&self, request: &Request) -> Option<Vec<u8>> {
         if request.header("content-range") != Some("bytes */*") {
             return None;
@@ -93,7 +93,7 @@ impl Script {
     }
 }
 
-/// The proxy. It ends together with the runtime of the test.
+/// The proxy, which runs until the test's runtime ends.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -119,7 +119,7 @@ impl Proxy {
         proxy
     }
 
-    /// The URL of the server with the address of the proxy.
+    /// The URL of the server, with the address of the proxy.
     pub(crate) fn url(&self, server: &str) -> String {
         let rest = server.splitn(4, '/').nth(3).unwrap_or_default();
         format!("http://{}/{rest}", self.address)
@@ -135,7 +135,7 @@ impl Proxy {
         script.asked.clear();
     }
 
-    /// The requests since the last call of [`Self::harm`], without their bodies.
+    /// The requests since the last call of [`Self::harm`].
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.script.lock().unwrap().asked.clone()
     }
@@ -212,7 +212,7 @@ impl Proxy {
                 (Some((_, first)), Some(Harm::Stale)) => first.clone(),
                 (Some(_), _) => answer,
                 (None, _) => {
-                    // Only listings and lookups are recorded, not the content of objects.
+                    // The proxy keeps only listings and lookups, not the content of objects.
                     if request.method == "GET" && answer.len() < 1 << 20 {
                         script.first.push((asked, answer.clone()));
                     }
@@ -259,7 +259,7 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
-/// Reads the head of a request. The flag is true if the client waits for permission to send the body.
+/// Reads the head of a request. The flag is true if the client waits for `100 Continue` before it sends the body.
 async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     let mut read = Vec::new();
     let end = loop {
@@ -286,7 +286,7 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// Reads the rest of the body as the client sent it. Chunked encoding is not decoded.
+/// Reads the rest of the body without decoding it.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")

@@ -1,7 +1,7 @@
-//! The messages of etcd's watch call, as far as this crate uses them. The client library hides `fragment`, without
-//! which a client cannot detect the end of a transaction.
+//! The messages of etcd's watch call, with the fields that this crate uses. The client library hides the field
+//! `fragment`, which shows whether more events of the same revision follow.
 //!
-//! The numbers of the fields are those of `rpc.proto` and `kv.proto` of etcd.
+//! The field numbers are those in etcd's `rpc.proto` and `kv.proto`.
 
 use bytes::Bytes;
 

@@ -27,7 +27,7 @@ fn refusal(result: Result<EtcdCluster>) -> String {
     format!("{error}: {}", error.remedy().unwrap())
 }
 
-/// An EtcdCluster that joins [`URL`], with this status.
+/// An EtcdCluster that joins [`URL`] and has this status.
 fn joining(mut status: Value) -> EtcdCluster {
     status["observedGeneration"] = json!(1);
     status["clusterID"] = json!("7f1c0d1f2a3b4c5d");
@@ -163,7 +163,7 @@ fn move_completes_after_old_members_are_removed() {
     let moving = with(&["etcd-0", "etcd-1"], "False");
     let text = "2 of 3 new members vote, old members that remain in etcd: 2; Scaling";
     assert_eq!(look(&moving), Look::Waiting(text.into()));
-    // The condition Ready alone does not end the move.
+    // The condition Ready is true, but an old member remains, so the move is not complete.
     assert!(matches!(look(&with(&["etcd-1"], "True")), Look::Waiting(_)));
     assert!(matches!(look(&with(&[], "True")), Look::Done(_)));
 

@@ -1,4 +1,4 @@
-//! Tests with a small fake API server: a reconcile panics, or the operator may not read a namespace.
+//! Tests with a small fake API server: a reconcile panics, or a namespace cannot be read.
 
 use std::convert::Infallible;
 
@@ -22,8 +22,7 @@ use crate::crd;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
-/// An API server that lists two objects in each namespace and records Events. It denies access to the namespace
-/// `denied`. It supports no other requests.
+/// An API server that lists two objects in each namespace, records Events, and denies access to the namespace `denied`.
 async fn api(State(events): State<Bodies>, method: Method, uri: Uri, body: String) -> Response {
     let status = |code: StatusCode, reason: &str| {
         let status = json!({ "kind": "Status", "status": "Failure", "reason": reason, "message": reason,
@@ -101,8 +100,8 @@ async fn operator(scope: Scope, events: &Bodies, registry: &mut Registry) -> Ope
     )
 }
 
-/// Invariant 15: a namespace that cannot be watched, because its Role is missing, delays no other namespace.
-/// Invariant 1: the cache is not complete until the objects of every namespace were listed.
+/// Invariant 15: a namespace that the operator may not watch does not delay other namespaces. Invariant 1: the cache is
+/// complete only after every namespace was listed.
 #[tokio::test]
 async fn invariant_15_denied_namespace_does_not_block_others() {
     let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());
@@ -124,7 +123,7 @@ async fn invariant_15_denied_namespace_does_not_block_others() {
     assert!(!cache.is_complete());
 }
 
-/// Invariant 15: an operator can start again after one of its namespaces was deleted together with its Role.
+/// Invariant 15: the operator can start although one of its namespaces was deleted together with its Role.
 #[tokio::test]
 async fn invariant_15_one_readable_namespace_is_enough_to_start() {
     let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());
@@ -140,7 +139,7 @@ async fn invariant_15_one_readable_namespace_is_enough_to_start() {
     assert!(waiting.is_err());
 }
 
-/// Invariant 15: a panic affects only its own object.
+/// Invariant 15: a panic affects only the object that caused it.
 #[tokio::test]
 async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let events = Bodies::default();
@@ -150,7 +149,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let controllers = Controllers::new(&operator);
     let run = drive(&operator, controllers, Arc::new(Panics(sender)));
 
-    // `bad` is retried after the first back-off of one second. Until then, `good` is reconciled ten times.
+    // `bad` is retried after a back-off of one second. Meanwhile, `good` is reconciled several times.
     let checks = async {
         let (mut good, mut bad) = (0, 0);
         while good < 3 || bad < 2 {
@@ -179,7 +178,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     encode(&mut metrics, &registry).unwrap();
     let failed = "etcd_operator_test_reconcile_failed_total{namespace=\"ns\",reason=\"Panicked\"}";
     assert!(metrics.contains(failed), "{metrics}");
-    // Invariant 14: the message of the panic is in no Event.
+    // Invariant 14: no Event contains the message of the panic.
     let published = format!("{:?}", events.lock().unwrap());
     assert!(!published.contains("secret text"), "{published}");
 }

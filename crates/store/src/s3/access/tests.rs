@@ -56,7 +56,7 @@ fn invalid_key_of_aws_secret_is_reported_with_remedy() {
     assert!(S3Keys::from_secret(&binary).is_err());
 }
 
-/// Invariant 14: keys are not printed.
+/// Invariant 14: the debug output contains no keys.
 #[test]
 fn invariant_14_s3_keys_are_not_printed() {
     let keys = S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS)])).unwrap();
@@ -93,7 +93,7 @@ fn s3_error_messages_name_endpoint_in_use() {
             &[own],
             "http://field",
         ),
-        // With access keys, the endpoint in the environment is not used.
+        // With access keys, the environment variable for the endpoint has no effect.
         (&keys, None, &[own], "Amazon S3"),
     ] {
         assert_eq!(shown(access, endpoint, set), expected);
