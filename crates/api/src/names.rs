@@ -89,8 +89,8 @@ pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the member's certificates. A changed value makes the kubelet read the Secrets at
 /// once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
-/// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client URLs
-/// of the existing cluster, separated by commas.
+/// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
+/// URLs of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 /// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator removes it after it has deleted the
 /// stored backups.
