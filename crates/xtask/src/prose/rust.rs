@@ -82,8 +82,8 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// True if the text has a YAML mapping on one line, such as `{name: main}`. A placeholder of `format!` is no mapping,
-/// because no space follows its colon.
+/// True if the text has a YAML mapping on one line, such as `{name: main}`. Placeholders of `format!` are not mappings,
+/// because no space follows their colon.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text
         .split('{')
