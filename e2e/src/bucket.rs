@@ -1,4 +1,4 @@
-//! Direct access to an S3 bucket, independent of the operators.
+//! Accesses an S3 bucket without the operators.
 
 use std::fs::File;
 use std::io::{Read, Write as _};
@@ -19,7 +19,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Creates the bucket, or uses it if it exists.
+    /// Creates the bucket if it does not exist.
     ///
     /// # Errors
     /// Fails if the server rejects a request.
@@ -52,7 +52,7 @@ impl Bucket {
         })
     }
 
-    /// The keys in the bucket, sorted. Only the first page of the listing is read, because tests store few objects.
+    /// The first page of keys in the bucket, sorted. One page is enough, because tests store few objects.
     ///
     /// # Errors
     /// Fails if the server rejects the request.
@@ -71,7 +71,7 @@ impl Bucket {
             .collect())
     }
 
-    /// The number of multipart uploads that were started, but neither completed nor aborted.
+    /// Number of multipart uploads that were started, but neither completed nor aborted.
     ///
     /// # Errors
     /// Fails if the server rejects the request.
@@ -102,7 +102,7 @@ impl Bucket {
         Ok(object.body.collect().await?.to_vec())
     }
 
-    /// Uploads the file as an object, in parts.
+    /// Uploads the file `from` in parts, and stores it as the object `key`.
     ///
     /// # Errors
     /// Fails if the file cannot be read or the server rejects a request.
@@ -133,7 +133,7 @@ impl Bucket {
         ended.send().await.context("complete the upload").map(drop)
     }
 
-    /// Downloads an object into a file.
+    /// Downloads an object into the file `to`.
     ///
     /// # Errors
     /// Fails if the object does not exist or the file cannot be written.

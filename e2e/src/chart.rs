@@ -1,4 +1,4 @@
-//! Installs the chart with Helm, as a user does.
+//! Runs Helm, and installs the chart as a user does.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use tokio::process::Command;
 use crate::retry::{is_transient, retry_transient};
 use crate::{Env, kubectl};
 
-/// Runs `helm` and returns its output. `upgrade` and `uninstall` are retried after transient errors of the API server.
+/// Runs `helm` and returns its output. Retries `upgrade` and `uninstall` after transient errors of the API server.
 ///
 /// # Errors
 /// Fails if Helm fails. The error contains the complete error output.
@@ -23,8 +23,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // If the first attempt uninstalled the release but reported a failure, the retry does not find the
-                // release. The error of the retry then counts as success.
+                // Helm may report an error although it has uninstalled the release. The retry then fails with "not
+                // found", which means success.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -39,8 +39,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     .await
 }
 
-/// Deletes Helm's records of unfinished releases. Helm assumes that such a record belongs to another Helm process that
-/// is running, and refuses to continue.
+/// Deletes the Secrets of releases that Helm did not finish. Helm would assume that another Helm process still works
+/// on such a release, and refuse to continue.
 async fn delete_unfinished_releases(env: &Env, args: &[&str]) -> Result<()> {
     let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
     let Some(namespace) = words.next() else {
@@ -72,7 +72,7 @@ async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The objects that `helm template` has rendered.
+/// Parses the objects in the output of `helm template`.
 ///
 /// # Errors
 /// Fails if the output is not valid YAML.
@@ -112,7 +112,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // The tag is set as a string, because `--set` would parse a tag that consists of digits as a number.
+        // `--set` would parse a tag of digits as a number, so the tag is set as a string.
         "--set-string",
         &tag,
         "--set",

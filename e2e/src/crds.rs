@@ -1,4 +1,4 @@
-//! Installs the CRDs of the chart, only once for all tests of one `cargo xtask test`.
+//! Installs the CRDs of the chart once for all tests of one `cargo xtask test`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,10 +8,10 @@ use tokio::sync::OnceCell;
 
 use crate::{Env, chart, kubectl};
 
-/// The environment variable with the path of a lock file. `cargo xtask test` creates the empty file before it starts
-/// the tests. All its tests, each in its own process, share the file.
+/// The environment variable with the path of a lock file. `cargo xtask test` creates this empty file, and all its test
+/// processes share the file.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
-/// The CRDs are cluster-scoped, so all tests of a process share one installation.
+/// CRDs are cluster-scoped, so all tests of a process share one installation.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
 /// The names of the CRDs.
@@ -30,7 +30,7 @@ pub(crate) async fn install_once(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Installs the CRDs, unless another test of the same `cargo xtask test` has already installed them.
+/// Installs the CRDs, unless another process of the same `cargo xtask test` has already installed them.
 async fn install_once_per_run(env: &Env) -> Result<()> {
     let Ok(path) = std::env::var(RUN_LOCK) else {
         return install(env).await;
@@ -61,7 +61,7 @@ pub(crate) async fn delete(env: &Env) -> Result<()> {
         .map(drop)
 }
 
-/// Renders the CRDs from the chart and applies them, as an administrator does who installs them separately.
+/// Renders the CRDs from the chart and applies them, like an administrator who installs the CRDs separately.
 ///
 /// # Errors
 /// Fails if Helm or kubectl fails.

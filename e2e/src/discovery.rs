@@ -1,7 +1,7 @@
-//! Scrape jobs of Prometheus, as the Prometheus operator derives them from a PodMonitor.
+//! Creates scrape jobs of Prometheus from a PodMonitor, as the Prometheus operator does.
 //!
-//! Debian's build of Prometheus has no discovery of Kubernetes pods. The library therefore writes the pods to a file, with
-//! the labels that this discovery sets.
+//! Debian's build of Prometheus cannot discover Kubernetes pods. This module therefore creates a list of pods with the
+//! labels that the discovery would set.
 
 use std::net::IpAddr;
 
@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
-/// The beginning of all labels that the discovery of pods sets.
+/// The prefix of all labels that Prometheus' discovery of pods sets.
 const POD: &str = "__meta_kubernetes_pod";
 
-/// The container ports of all pods that have an address, in the format of `file_sd_configs`.
+/// The container ports of all pods with an IP address, in the format of `file_sd_configs`.
 pub(crate) fn targets(pods: &[Pod]) -> Value {
     let mut found = Vec::new();
     for pod in pods {
@@ -60,10 +60,10 @@ fn presence_of(label: &str) -> String {
     format!("{POD}_labelpresent_{}", sanitized(label))
 }
 
-/// The scrape jobs of a PodMonitor, without the source of the targets.
+/// The scrape jobs of a PodMonitor, without their targets.
 ///
 /// # Errors
-/// Fails if the PodMonitor uses a feature that this function does not know.
+/// Fails if the PodMonitor uses a feature that this function does not support.
 pub fn scrape_jobs(monitor: &Value) -> Result<Vec<Value>> {
     let text = |pointer: &str| monitor.pointer(pointer).and_then(Value::as_str);
     let namespace = text("/metadata/namespace").context("no namespace")?;
@@ -131,7 +131,7 @@ fn copy(from: &str, to: &str) -> Value {
     json!({"source_labels": [from], "target_label": to})
 }
 
-/// Relabelings in the spelling of Prometheus instead of the spelling of the Prometheus operator.
+/// Translates the field names of the Prometheus operator (`sourceLabels`) into those of Prometheus (`source_labels`).
 fn relabelings_of(list: &Value) -> Vec<Value> {
     let renamed = |(key, value): (&String, &Value)| {
         let key = match key.as_str() {

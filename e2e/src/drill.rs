@@ -1,4 +1,4 @@
-//! The library of `cargo xtask drill`: the faults of a drill, their order, and the sealed record.
+//! The library of `cargo xtask drill`: the faults, their order, and the encoded record of the faults.
 
 use std::fmt;
 use std::path::Path;
@@ -12,15 +12,15 @@ use serde_json::Value;
 
 use crate::soak::dice::Dice;
 
-/// The random stream that the order of the faults uses.
+/// The number of the random stream for the order of the faults.
 const ORDER: u64 = 0;
-/// The random stream that the victims of the faults use.
+/// The number of the first random stream for the victims of the faults.
 const VICTIMS: u64 = 1;
 
 /// A fault of a drill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// A node fails like in a power failure.
+    /// A node fails without a shutdown, as after a power failure.
     DeadNode,
     /// The database of a cluster reaches its quota, so etcd rejects writes.
     FullDisk,
@@ -28,13 +28,13 @@ pub enum Fault {
     LostQuorum,
     /// The server certificate in a static TLS Secret has expired.
     ExpiredCertificate,
-    /// A schedule writes its backups to a bucket that does not exist.
+    /// A scheduled EtcdBackup writes to a bucket that does not exist.
     FailingBackup,
-    /// The disk of a leader makes only a few writes per second.
+    /// The disk of a leader is limited to a few writes per second.
     SlowDisk,
     /// The spec of a cluster names an image that does not exist.
     BadImage,
-    /// The password in the Secret of a cluster is not the password in etcd.
+    /// The password in the Secret of a cluster differs from the password in etcd.
     WrongSecret,
 }
 
@@ -51,7 +51,7 @@ impl Fault {
         Self::WrongSecret,
     ];
 
-    /// The name of the fault for people.
+    /// The name of the fault in the output of the drill.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Fault {
     }
 }
 
-/// The order in which a drill with this seed makes the faults. Each fault occurs once.
+/// The order of the faults in a drill with this seed. Each fault occurs once.
 #[must_use]
 pub fn order(seed: u64) -> Vec<Fault> {
     let mut dice = Dice::new(seed, ORDER);
@@ -80,20 +80,20 @@ pub fn order(seed: u64) -> Vec<Fault> {
     order
 }
 
-/// A fault that a drill has made, with the times of its detection and its repair.
+/// A fault that a drill has injected, and the times of its first alert and of its repair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     /// The fault.
     pub fault: Fault,
-    /// The affected object.
+    /// The name of the object or node that the fault affects.
     pub victim: String,
-    /// When the drill began to make the fault.
+    /// The time at which the drill began to inject the fault.
     pub at: Timestamp,
-    /// Whether the cause of the fault exists. False while the drill makes the fault, and after an interruption.
+    /// True when the injection is complete. False while it runs, or after it was interrupted.
     pub complete: bool,
-    /// When the first alert fired, and the name of this alert. `None` before.
+    /// The time and name of the first alert that fired after the fault. `None` until an alert fires.
     pub alert: Option<(Timestamp, String)>,
-    /// When a check found the clusters healthy. `None` before.
+    /// The time at which `drill check` found the clusters healthy. `None` until then.
     pub healthy: Option<Timestamp>,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for Made {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             to,
-            "{}: {}; made at {}",
+            "{}: {}; injected at {}",
             self.fault.name(),
             self.victim,
             shown(self.at)
@@ -119,42 +119,42 @@ impl fmt::Display for Made {
     }
 }
 
-/// The time in seconds between two times.
+/// The difference of two times in seconds.
 #[must_use]
 pub fn seconds(from: Timestamp, to: Timestamp) -> i64 {
     to.as_second() - from.as_second()
 }
 
-/// The time of day.
+/// The time of day, as printed by the drill.
 #[must_use]
 pub fn shown(time: Timestamp) -> String {
     time.strftime("%H:%M:%S UTC").to_string()
 }
 
-/// A volume that the drill keeps slow.
+/// A volume whose writes the drill limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowVolume {
-    /// The name of the PersistentVolumeClaim (PVC), which is also the name of the member's pod.
+    /// The name of the PersistentVolumeClaim (PVC), which is also the name of its pod.
     pub claim: String,
     /// The UID of the PVC.
     pub uid: String,
 }
 
-/// The state of a drill. Its file is sealed: it is encoded, so that users do not read the faults by accident.
+/// The state of a drill. Its file is encoded in base64, so that users do not read the faults by accident.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The seed of the order.
+    /// The seed that determines the order of the faults.
     pub seed: u64,
-    /// How many times faster than in the chart the alerts fire.
+    /// The factor by which alerts fire faster than with the rules of the chart.
     pub speedup: u32,
-    /// The faults that were made, the first one first.
+    /// The injected faults in their order.
     pub made: Vec<Made>,
-    /// The volume that is slow now.
+    /// The volume whose writes are limited now.
     pub slow: Option<SlowVolume>,
 }
 
 impl Record {
-    /// The record of a drill that begins.
+    /// The record of a new drill.
     #[must_use]
     pub fn new(seed: u64, speedup: u32) -> Self {
         Self {
@@ -165,19 +165,19 @@ impl Record {
         }
     }
 
-    /// The next fault. `None` if all faults were made.
+    /// The next fault in the order. `None` after the last fault.
     #[must_use]
     pub fn next(&self) -> Option<Fault> {
         order(self.seed).get(self.made.len()).copied()
     }
 
-    /// The last fault, if it is not repaired yet.
+    /// The last fault, if `drill check` has not found the clusters healthy since.
     #[must_use]
     pub fn unrepaired(&self) -> Option<&Made> {
         self.made.last().filter(|made| made.healthy.is_none())
     }
 
-    /// Records a fault before the drill makes it, so that an interrupted command can be continued.
+    /// Adds a fault to the record before the drill injects it, so that an interrupted injection can be completed.
     pub fn begin(&mut self, fault: Fault, victim: String, at: Timestamp) {
         self.made.push(Made {
             fault,
@@ -189,13 +189,13 @@ impl Record {
         });
     }
 
-    /// The source of random numbers for the next fault.
+    /// The source of random numbers that chooses the victim of the next fault.
     #[must_use]
     pub fn dice(&self) -> Dice {
         Dice::new(self.seed, VICTIMS + self.made.len() as u64)
     }
 
-    /// The record as the text of its file.
+    /// Encodes the record as the text of its file.
     ///
     /// # Errors
     /// Fails if the record cannot be encoded.
@@ -203,10 +203,10 @@ impl Record {
         Ok(STANDARD.encode(serde_json::to_vec(self)?) + "\n")
     }
 
-    /// The record in the text of a file.
+    /// Decodes the record from the text of its file.
     ///
     /// # Errors
-    /// Fails if [`Self::sealed`] has not written the text.
+    /// Fails if the text is not the output of [`Self::sealed`].
     pub fn opened(text: &str) -> Result<Self> {
         let json = STANDARD
             .decode(text.trim())
@@ -214,7 +214,7 @@ impl Record {
         serde_json::from_slice(&json).context("the record is damaged")
     }
 
-    /// Reads the record.
+    /// Reads the record from its file.
     ///
     /// # Errors
     /// Fails if no drill is in progress.
@@ -223,7 +223,8 @@ impl Record {
         Self::opened(&text.context("no drill is in progress: run `cargo xtask drill start`")?)
     }
 
-    /// Writes the record. The file is replaced atomically, because another process may read it at any time.
+    /// Writes the record to its file. The file is replaced atomically, because another process may read it at any
+    /// time.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -235,8 +236,8 @@ impl Record {
     }
 }
 
-/// For each object with a finalizer, a text that names the object and the command that removes its finalizers. `list`
-/// is the output of `kubectl get -o json` in this namespace.
+/// For each object with finalizers, a message with the command that removes them. `list` is the output of `kubectl get
+/// -o json` in `namespace`.
 #[must_use]
 pub fn finalizer_remedies(list: &Value, namespace: &str) -> Vec<String> {
     let remedy = |object: &Value| {
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn next_fault_follows_order_until_all_are_made() {
+    fn next_fault_follows_order_until_all_are_injected() {
         let mut record = Record::new(3, 20);
         let made = self::record().made[0].clone();
         for fault in order(3) {
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_drill_record_hides_faults_and_opens_unchanged() {
+    fn encoded_drill_record_hides_fault_names_and_decodes_unchanged() {
         let record = record();
         let sealed = record.sealed().unwrap();
         for word in ["BadImage", "billing", "EtcdMemberMissing", "fault"] {
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn written_drill_record_is_read_back() {
+    fn drill_record_is_read_from_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("record");
         let missing = format!("{:#}", Record::read(&file).unwrap_err());
@@ -336,11 +337,11 @@ mod tests {
     }
 
     #[test]
-    fn made_fault_shows_times_of_alert_and_repair() {
+    fn injected_fault_shows_times_of_alert_and_repair() {
         let mut made = record().made.remove(0);
         assert_eq!(
             made.to_string(),
-            "bad image: billing; made at 00:16:40 UTC; EtcdMemberMissing after 45 s; not repaired yet"
+            "bad image: billing; injected at 00:16:40 UTC; EtcdMemberMissing after 45 s; not repaired yet"
         );
         made.healthy = Some(Timestamp::constant(1_300, 0));
         assert!(
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_fault_stays_last_until_it_is_repaired() {
+    fn fault_stays_unrepaired_until_clusters_are_healthy() {
         let mut record = Record::new(3, 20);
         assert_eq!(record.unrepaired(), None);
         let (first, at) = (record.next().unwrap(), Timestamp::constant(1_000, 0));

@@ -1,4 +1,4 @@
-//! The environment variables of the tests. `cargo xtask test`, `demo` and `bench` set them.
+//! Settings of the tests, from environment variables that `cargo xtask test`, `demo` and `bench` set.
 
 use std::path::PathBuf;
 
@@ -9,18 +9,18 @@ use tower::retry::RetryLayer;
 
 use crate::retry::RetryPolicy;
 
-/// The settings of the tests, from the environment variables.
+/// The settings of the tests, from environment variables.
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.
     pub image: String,
     /// The directory of the chart that the tests install.
     pub chart: PathBuf,
-    /// The context in the kubeconfig that the tests use. `None` selects the current context.
+    /// The kubeconfig context that the tests use. `None` selects the current context.
     pub context: Option<String>,
-    /// The S3 server that pods and tests use. `None` if no S3 server is configured.
+    /// The S3 server that pods and tests use. `None` if it is not configured.
     pub s3: Option<S3>,
-    /// The versions of etcd whose images the nodes have, without the leading `v`, the oldest first.
+    /// The etcd versions whose images the nodes have, such as `3.6.5`, the oldest first.
     pub etcd_versions: Vec<String>,
     /// The `xtask` executable that started the testbed. `None` on a user's cluster.
     pub xtask: Option<PathBuf>,
@@ -28,22 +28,23 @@ pub struct Env {
     pub ip_family: Option<String>,
     /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
-    /// The operators' image and chart that `cargo xtask test --previous COMMIT` built. `None` without this option.
+    /// The image and the chart of the operators that `cargo xtask test --previous COMMIT` built. `None` without
+    /// `--previous`.
     pub previous: Option<Previous>,
-    /// The program of the operators on this machine. Only `cargo xtask bench` sets it.
+    /// The executable of the operators on this machine. `None` outside of `cargo xtask bench`.
     pub operator: Option<OperatorProgram>,
 }
 
-/// The program of the operators on this machine.
+/// The executable of the operators on this machine.
 #[derive(Clone, Debug)]
 pub struct OperatorProgram {
-    /// The path of the program.
+    /// The path of the executable.
     pub program: PathBuf,
-    /// The profile with which it was compiled: `release` or `fast`.
+    /// The compilation profile of the executable: `release` or `fast`.
     pub profile: String,
 }
 
-/// The operators' image and chart, built from an earlier commit.
+/// The image and the chart of the operators, built from an earlier commit.
 #[derive(Clone, Debug)]
 pub struct Previous {
     /// The image of the operators. Every node has this image.
@@ -55,13 +56,13 @@ pub struct Previous {
 /// An S3 server with credentials for full access.
 #[derive(Clone, Debug)]
 pub struct S3 {
-    /// The URL of the server, which pods and tests can reach.
+    /// The URL of the server. Pods and tests can connect to it.
     pub endpoint: String,
     /// The access key ID.
     pub access_key: String,
     /// The secret access key.
     pub secret_key: String,
-    /// The region that is part of each request's signature.
+    /// The region for the signatures of the requests.
     pub region: String,
 }
 
@@ -69,7 +70,7 @@ impl Env {
     /// Reads the settings from the environment variables.
     ///
     /// # Errors
-    /// Fails if a variable is missing. The error says how to set it.
+    /// Fails if a variable is missing. The error says how to set the variable.
     pub fn from_vars() -> Result<Self> {
         let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let need = |name: &str| {
@@ -128,24 +129,24 @@ impl Env {
         })
     }
 
-    /// The S3 server that pods and tests use.
+    /// The configured S3 server.
     ///
     /// # Errors
-    /// Fails if no server is configured. The error contains the variables to set.
+    /// Fails if no server is configured. The error names the variables to set.
     pub fn s3(&self) -> Result<&S3> {
         self.s3.as_ref().context(
             "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them)",
         )
     }
 
-    /// The environment of a test that installs the release of the earlier commit.
+    /// The same settings with the image and the chart of the earlier commit.
     ///
     /// # Errors
-    /// Fails if the environment variables name no earlier release.
+    /// Fails without `cargo xtask test --previous`.
     pub fn of_previous(&self) -> Result<Self> {
         let previous = self.previous.clone();
         let Previous { image, chart } = previous.context(
-            "no earlier release: run the test with `cargo xtask test --e2e --previous COMMIT`",
+            "no image of an earlier commit: run the test with `cargo xtask test --e2e --previous COMMIT`",
         )?;
         Ok(Self {
             image,
@@ -154,7 +155,7 @@ impl Env {
         })
     }
 
-    /// The newest release of a minor version, such as `3.5`, whose image the nodes have.
+    /// The newest etcd release of a minor version, such as `3.5`, whose image the nodes have.
     ///
     /// # Errors
     /// Fails if the nodes have no such image.
@@ -163,7 +164,7 @@ impl Env {
         newest.with_context(|| format!("no node has an image of etcd {minor}"))
     }
 
-    /// The oldest and the newest release of a minor version, such as `3.5`, whose images the nodes have.
+    /// The oldest and the newest etcd release of a minor version, such as `3.5`, whose images the nodes have.
     ///
     /// # Errors
     /// Fails if the nodes have fewer than two such images.
@@ -201,10 +202,10 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // The API server closes an idle watch before this timeout, and answers all other requests much earlier. So only
-        // a broken connection reaches the timeout.
+        // The API server answers every request and closes every idle watch before this timeout. Only a broken
+        // connection therefore reaches it.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The client is buffered, because the retry layer must clone it, and only a buffered client can be cloned.
+        // The retry layer clones the client, which requires the buffer.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

@@ -1,4 +1,4 @@
-//! Runs the commands of a document as a reader does: in the order of the document, with the reader's own names.
+//! Runs the code blocks of a document in their order, with the reader's names instead of placeholders.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,10 +9,10 @@ use tokio::process::Command;
 
 use crate::Env;
 
-/// The code blocks of one section of a document, and the directory in which the commands run.
+/// The code blocks of one section of a document, and the directory in which their commands run.
 pub struct Guide {
     blocks: std::vec::IntoIter<Block>,
-    /// The reader's values, each with the text that it replaces.
+    /// Placeholders in the code blocks, each with its replacement.
     values: Vec<(String, String)>,
     folder: TempDir,
 }
@@ -24,7 +24,8 @@ struct Block {
 }
 
 impl Guide {
-    /// Reads a section, such as `Move with a backup`. In its blocks, `values` replace texts such as `NAMESPACE`.
+    /// Reads the section with this heading, such as `Move with a backup`. `values` are placeholders such as
+    /// `NAMESPACE` and their replacements.
     ///
     /// # Errors
     /// Fails if the document has no such section.
@@ -44,8 +45,8 @@ impl Guide {
         })
     }
 
-    /// Leaves out every line of the blocks that consists of `line` and its indentation. The document asks readers to
-    /// leave out the line if it does not apply to them.
+    /// Removes all lines with this text from the code blocks. The document tells readers to remove the line if it does
+    /// not apply to them.
     ///
     /// # Errors
     /// Fails if no block has this line.
@@ -63,10 +64,10 @@ impl Guide {
         Ok(())
     }
 
-    /// The next block, which must have this language.
+    /// Returns the next code block.
     ///
     /// # Errors
-    /// Fails if no block is left, or the next block has another language.
+    /// Fails if the section has no more blocks, or if the next block has another language.
     fn next(&mut self, language: &str) -> Result<String> {
         let block = self
             .blocks
@@ -85,7 +86,7 @@ impl Guide {
         Ok(text)
     }
 
-    /// Writes the next block, which must be YAML, into a file.
+    /// Writes the next code block, which must be YAML, to a file.
     ///
     /// # Errors
     /// Fails if the next block is not YAML.
@@ -95,7 +96,7 @@ impl Guide {
         std::fs::write(self.folder.path().join(file), text).context(file.to_owned())
     }
 
-    /// Leaves out the next block, which does not apply to the reader.
+    /// Skips the next code block, because it does not apply to the reader.
     ///
     /// # Errors
     /// Fails if the next block has another language.
@@ -103,14 +104,14 @@ impl Guide {
         self.next(language).map(drop)
     }
 
-    /// Runs the commands of the next block. Returns their output.
+    /// Runs the commands of the next code block, and returns their output.
     ///
     /// # Errors
     /// Fails if a command fails. The error contains its exit status and its output.
     pub async fn run(&mut self, env: &Env) -> Result<String> {
         let script = self.next("sh")?;
         println!("{script}");
-        // The reader's kubectl and helm use the reader's cluster.
+        // kubectl and helm must use the context of the test.
         let mut prefix = String::new();
         if let Some(context) = &env.context {
             prefix = format!(
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn left_out_line_is_removed_with_its_indentation() {
+    fn leave_out_removes_line_with_its_indentation() {
         let folder = tempfile::tempdir().unwrap();
         let document = folder.path().join("a.md");
         let text = "\n## First\n\n```yaml\na:\n    b: {c: d}\n    e: f\n```\n";

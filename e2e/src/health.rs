@@ -1,5 +1,5 @@
-//! Watches the health of members (`grpc.health.v1`) as clients with health checks do: with one stream that reports each
-//! change.
+//! Watches the health of members through `grpc.health.v1`, like clients that check health. A member reports each
+//! change on one stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,23 +14,23 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
-/// The pause before a new connection to a member that does not respond.
+/// The pause before a new connection after a stream has ended.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches one member until this value is dropped.
+/// Watches the health of one member until this value is dropped.
 pub(crate) struct MemberHealth {
     serves: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
 impl MemberHealth {
-    /// Starts the watch. The member counts as unhealthy until it reports that it is healthy.
+    /// Starts the watch. The member counts as unhealthy until its first report.
     pub(crate) fn watch(url: &str) -> Self {
         let serves = Arc::new(AtomicBool::new(false));
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // A member counts as unhealthy if its stream ends for any reason, so the error is not needed.
+                // The error is not needed: without a stream, the member counts as unhealthy, whatever the reason.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -39,7 +39,7 @@ impl MemberHealth {
         Self { serves, task }
     }
 
-    /// Whether the member's last report said that it is healthy.
+    /// True if the last report of the member says that it is healthy.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }
@@ -70,8 +70,8 @@ async fn listen(url: &str, serves: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Encodes and decodes the two messages of `Health.Watch`. The request for all services is empty, and the response
-/// contains one number.
+/// Encodes the request and decodes the response of `Health.Watch`. The request has no fields, and the response has one
+/// number.
 #[derive(Clone, Copy)]
 struct HealthCodec;
 

@@ -1,4 +1,4 @@
-//! A client of an etcd cluster, which writes keys, reads them back, and compares revisions.
+//! An etcd client that writes keys, reads them, and compares revisions.
 
 mod auth;
 
@@ -18,10 +18,10 @@ use crate::tls::Identity;
 use crate::wait::{Poll, until};
 
 const IN_FLIGHT: usize = 64;
-/// How long a client Service may have no ready endpoint.
+/// Time limit until a client Service has a ready endpoint.
 const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A connection to an etcd cluster, through a forwarded port.
+/// A connection to an etcd cluster through `kubectl port-forward`.
 pub struct Keyspace {
     pub(crate) client: Client,
     _forward: PortForward,
@@ -34,8 +34,8 @@ impl Keyspace {
     /// Fails if the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // kubectl reads the endpoints of the Service only once, so the Service must already have an endpoint. It has
-        // none until the operator has recorded the cluster ID.
+        // kubectl reads the endpoints of the Service only once, so this code retries. The Service has no endpoint
+        // until the operator has recorded the cluster ID.
         until(
             "the client Service reaches a pod",
             SERVICE_TIMEOUT,
@@ -50,7 +50,7 @@ impl Keyspace {
     /// Like [`Self::of_cluster`], for a cluster with TLS.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod or etcd rejects the client certificate.
+    /// Fails if the Service has no ready pod, or if etcd rejects the client certificate.
     pub async fn of_tls_cluster(
         env: &Env,
         namespace: &str,
@@ -100,7 +100,7 @@ impl Keyspace {
     /// Like [`Self::of_cluster`], but also logs in to etcd.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod or etcd rejects the user.
+    /// Fails if the Service has no ready pod, or if etcd rejects the user.
     pub async fn of_cluster_as(
         env: &Env,
         namespace: &str,
@@ -124,10 +124,10 @@ impl Keyspace {
         .await
     }
 
-    /// Connects once to the pod of a member with TLS, and reads from the member.
+    /// Connects once to the pod of a member with TLS, and reads a key.
     ///
     /// # Errors
-    /// Fails if the member cannot be reached or rejects the client certificate.
+    /// Fails if the connection fails, or if the member rejects the client certificate.
     pub async fn of_tls_member(
         env: &Env,
         namespace: &str,
@@ -174,13 +174,13 @@ impl Keyspace {
         })
     }
 
-    /// Writes `count` keys under `prefix`. Each value is derived from its key. Returns the revision of the store after
-    /// the writes.
+    /// Writes `count` keys with this prefix, and returns the revision after the last write. The name of a key
+    /// determines its value.
     ///
-    /// Repeats a write that fails during a leader election, as ordinary clients do.
+    /// Retries writes that fail during a leader election, as ordinary clients do.
     ///
     /// # Errors
-    /// Fails if a write is not acknowledged for longer than an election may take.
+    /// Fails if etcd does not acknowledge a write within the time limit of the retries.
     pub async fn fill(&self, prefix: &str, count: usize, progress: impl Fn(usize)) -> Result<i64> {
         let mut done = 0;
         let mut writes = stream::iter(0..count)
@@ -201,11 +201,11 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
-    /// Reads every key under `prefix`, and compares each value with the value from [`Self::fill`]. Returns the
-    /// revision of the store.
+    /// Reads all keys with this prefix, and compares them with the keys and values that [`Self::fill`] wrote. Returns
+    /// the current revision.
     ///
     /// # Errors
-    /// Fails if a key is missing or its value differs. The error contains the first such key.
+    /// Fails if a key is missing or has another value. The error names the first such key.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
         let response = retry_transient(is_transient, async |_| {
             let options = GetOptions::new().with_prefix();
@@ -248,7 +248,7 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("write {key}"))
     }
 
-    /// Deletes every key under `prefix`. Returns the revision of the store after the deletion.
+    /// Deletes all keys with this prefix, and returns the revision after the deletion.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -264,7 +264,7 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// Raises the alarm CORRUPT for a member, as etcd does when the data of its members differs.
+    /// Raises the alarm CORRUPT for a member, as etcd does if the data of the members differs.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -279,7 +279,7 @@ impl Keyspace {
         raised.await.map(drop).context("raise the alarm")
     }
 
-    /// Compacts the history before `revision`.
+    /// Compacts the history up to `revision`.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -295,7 +295,7 @@ impl Keyspace {
         compacted.await.context("compact")
     }
 
-    /// The revision of the store, from a linearizable read.
+    /// The current revision, from a linearizable read.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -303,7 +303,7 @@ impl Keyspace {
         retry_transient(is_transient, async |_| self.read().await).await
     }
 
-    /// Like [`Self::revision`], but without retries: an error is returned immediately.
+    /// Like [`Self::revision`], but without retries.
     async fn read(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
         Ok(response
@@ -311,7 +311,7 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// A snapshot as `etcdctl snapshot save` writes it: the database and its checksum.
+    /// Reads a snapshot in the format of `etcdctl snapshot save`: the database, then its checksum.
     ///
     /// # Errors
     /// Fails if the member does not send the complete snapshot.
@@ -328,8 +328,8 @@ impl Keyspace {
         Ok(content)
     }
 
-    /// Watches a key from `revision` on. Returns 0 if etcd serves the watch. If `revision` is compacted, etcd cancels
-    /// the watch, and the function returns the compact revision.
+    /// Starts a watch of a key at `revision`. Returns 0 if etcd accepts the watch. If `revision` is compacted, etcd
+    /// cancels the watch, and this function returns the compact revision.
     ///
     /// # Errors
     /// Fails if etcd does not respond.
@@ -341,8 +341,8 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // etcd first confirms that it has created the watch. If the revision is compacted, the second response says
-        // that etcd has canceled the watch.
+        // The first response confirms the creation of the watch. If the revision is compacted, etcd cancels the watch
+        // in the second response.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
@@ -350,7 +350,7 @@ impl Keyspace {
         })
     }
 
-    /// The name of every member, and whether it is a learner. The list comes from a linearizable request.
+    /// The name of each member, with true for learners. The list comes from a linearizable request.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -366,7 +366,7 @@ impl Keyspace {
             .collect())
     }
 
-    /// The cluster ID in etcd's response.
+    /// The cluster ID in the response of a member.
     ///
     /// # Errors
     /// Fails if the member does not respond.
@@ -389,7 +389,7 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// Ignores the error of a retry if the first attempt, which got no response, has already made the change.
+/// Ignores an error of a retry that shows that the first attempt succeeded, although its response was lost.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))
@@ -404,10 +404,10 @@ fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Re
     }
 }
 
-/// Whether etcd or the connection is only temporarily unavailable.
+/// True if the error shows that etcd or the connection is temporarily unavailable.
 pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
-    // The gRPC codes are Unavailable (14), DeadlineExceeded (4) and Unknown (2). etcd returns Unknown for a proposal
-    // that its leader has dropped.
+    // The gRPC codes are Unavailable (14), DeadlineExceeded (4) and Unknown (2). etcd returns Unknown if its leader
+    // has dropped a proposal.
     error.chain().any(|cause| {
         let error = cause.downcast_ref::<etcd_client::Error>();
         matches!(error, Some(etcd_client::Error::GRpcStatus(status)) if matches!(status.code() as i32, 2 | 4 | 14))

@@ -1,4 +1,4 @@
-//! Runs `kubectl` commands as a user does: apply, exec, port-forward.
+//! Runs `kubectl` as a user does, for example `apply` or `port-forward`.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use tokio::time::timeout;
 use crate::Env;
 use crate::retry::{is_transient, retry_transient};
 
-/// Commands with these verbs can be repeated, because a repetition does not change the result.
+/// The verbs of commands that are safe to retry, because they are idempotent.
 const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
 ];
 
-/// Time limit for kubectl to forward a port.
+/// Time limit until `kubectl port-forward` has opened the local port.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A `kubectl` command for the cluster under test.
+/// A `kubectl` command with the context of the cluster under test.
 #[must_use]
 pub fn command(env: &Env) -> Command {
     let mut command = Command::new("kubectl");
@@ -39,7 +39,7 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
 
-/// Runs `kubectl` with `input` as standard input. Idempotent commands are retried after transient errors of the API
+/// Runs `kubectl` with `input` as standard input. Retries idempotent commands after transient errors of the API
 /// server.
 ///
 /// # Errors
@@ -59,7 +59,7 @@ pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Re
     .await
 }
 
-/// The verb of the command: the first word that is neither a flag nor the namespace.
+/// The verb of the command: the first word that is neither a flag nor the namespace after `-n`.
 fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     let after_namespace = |index: usize| index > 0 && args[index - 1] == "-n";
     let mut words = args.iter().enumerate();
@@ -67,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// True if a retry failed only because the first attempt, which got no response, had succeeded.
+/// True if a retry failed only because the first attempt succeeded, although its response was lost.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
@@ -106,10 +106,10 @@ async fn run_once(env: &Env, args: &[&str], input: Option<&str>) -> Result<Strin
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A port of a pod or Service that is forwarded to this machine, until this value is dropped.
+/// A port of a pod or Service, forwarded to this machine until this value is dropped.
 pub struct PortForward {
     _child: Child,
-    /// The local port. It listens on 127.0.0.1.
+    /// The local port on 127.0.0.1.
     pub port: u16,
 }
 
@@ -117,7 +117,7 @@ impl PortForward {
     /// Forwards `port` of `target` (such as `pod/name` or `service/name`) to a free local port.
     ///
     /// # Errors
-    /// Fails if kubectl ends before it forwards the port. The error contains its error output.
+    /// Fails if kubectl exits before it has opened the local port. The error contains kubectl's error output.
     pub async fn open(env: &Env, namespace: &str, target: &str, port: u16) -> Result<Self> {
         let mut child = command(env)
             .args([
@@ -149,7 +149,7 @@ impl PortForward {
                 break local;
             }
         };
-        // The remaining output of kubectl is read, because kubectl would stop as soon as the pipe is full.
+        // Reads the remaining output, because kubectl would block on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
@@ -161,7 +161,7 @@ impl PortForward {
     }
 }
 
-/// The local port in a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
+/// Parses the local port in a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, rest) = line.split_once("127.0.0.1:")?;
     rest.split(' ').next()?.parse().ok()

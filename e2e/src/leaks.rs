@@ -1,5 +1,5 @@
-//! Searches for leaked secrets (invariant 14). Logs, Events, objects, metrics, process arguments and environments must
-//! contain neither the content of a Secret of the namespace nor an etcd token.
+//! Searches for leaked secrets (invariant 14): the content of the namespace's Secrets, and etcd tokens. Searches logs,
+//! Events, objects, metrics, process arguments and environment variables.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,21 +13,21 @@ use kube::api::ListParams;
 use crate::metrics::Page;
 use crate::{Sandbox, cluster_scenario, scenario};
 
-/// Minimum length of a text that is searched for. Shorter texts would match by chance.
+/// The minimum length of a text to search for. Shorter texts would match by chance.
 const MIN_LENGTH: usize = 8;
-/// Keys of Secrets whose values are public: user names, configuration, locations. Certificates are recognized by the
-/// file extension of their key.
+/// Keys of Secrets whose values are public, such as user names and locations. Public certificates are recognized by
+/// the file extension of their key.
 const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
-/// Length of the random part of etcd's simple tokens. A dot and a number follow it.
+/// The length of the random part of an etcd simple token. A dot and a number follow.
 const TOKEN_LENGTH: usize = 16;
 
-/// A secret text that must not appear in any log, object, metric or process, and the Secret that contains it.
+/// A text that must not appear outside of its Secret.
 struct SecretValue {
     of: String,
     text: String,
 }
 
-/// Runs a test like [`scenario`]. Searches for leaked secrets at its end.
+/// Runs a test like [`scenario`], and then searches for leaked secrets.
 ///
 /// # Panics
 /// Panics if the test fails or a secret is found.
@@ -54,10 +54,11 @@ pub async fn cluster_scenario_without_leaks(
     .await;
 }
 
-/// Searches all data of the namespace for the content of its Secrets.
+/// Searches the data of the namespace for the content of its Secrets, and for etcd tokens.
 ///
 /// # Errors
-/// Fails if a secret is found, or if data cannot be read. The error contains the place, the Secret and its key.
+/// Fails if a secret is found, or if data cannot be read. The error names the Secret, its key, and the data that
+/// contains the secret.
 pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     let secret_values = secret_values(sandbox).await?;
     ensure!(
@@ -86,12 +87,12 @@ pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The secret values in all Secrets of the namespace, line by line. Public values are not included.
+/// The secret texts in all Secrets of the namespace, one for each line of a value.
 async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // The Secret in which Helm records a release is skipped, because it contains only the chart, which is public.
+        // Helm stores its releases in Secrets. They contain only the chart, which is public.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -112,7 +113,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     Ok(secret_values)
 }
 
-/// The lines or list items of a Secret's value that are secret on their own.
+/// The lines of a Secret's value, or the items if the value is a JSON list. Each is searched for separately.
 fn parts(value: &str) -> Vec<String> {
     if let Ok(list) = serde_json::from_str::<Vec<String>>(value) {
         return list;
@@ -120,7 +121,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // In an AWS credentials file, the line with the access key ID is not secret.
+        // In an AWS credentials file, the access key ID is public.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
@@ -132,7 +133,7 @@ fn parts(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// All texts of the namespace in which a secret must not appear, each with the place where it was found.
+/// All texts that must not contain secrets, each with the name of its source.
 async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     let mut visible = BTreeMap::new();
     for kinds in [
@@ -153,8 +154,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // kubectl fails for containers that never started, and for the previous log of containers that never
-                // restarted. There is nothing to search in these cases.
+                // kubectl fails if a container never started, or never restarted and so has no previous log. Then
+                // there is no log to search.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -168,14 +169,14 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop above skips metrics that cannot be read. This line fails if the metrics of the operator cannot be read.
+    // The loop ignores metrics that cannot be read. For the cluster operator, this line requires them.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }
 
-/// The arguments and environments of the etcd and operator processes in these pods. `/proc` contains them, because the
-/// nodes of the testbed run on this machine. Processes of other pods are left out, because other tests pass credentials
-/// to their operators in environment variables. The control group of a process contains the UID of its pod.
+/// The arguments and environment variables of the processes of etcd and the operators in these pods. They are in
+/// `/proc`, because the nodes of the testbed run on this machine. The control group of a process contains the UID of
+/// its pod. Processes of other pods are skipped, because other tests pass credentials in environment variables.
 fn processes(pods: &[String]) -> BTreeMap<String, String> {
     let mut visible = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -202,7 +203,7 @@ fn is_separator(letter: char) -> bool {
     !letter.is_ascii_alphanumeric() && letter != '.'
 }
 
-/// Whether a word has the form of etcd's simple token: sixteen letters, a dot and a number.
+/// True if a word has the form of an etcd simple token: sixteen letters, a dot, and a number.
 fn is_token(word: &str) -> bool {
     word.split_once('.').is_some_and(|(letters, number)| {
         letters.len() == TOKEN_LENGTH

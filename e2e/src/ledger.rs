@@ -1,5 +1,4 @@
-//! The record of a writer: its acknowledged writes, and the gaps between them. All data comes from etcd's responses to
-//! the writer.
+//! The acknowledged writes of a client, and the time between them, from etcd's responses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +10,13 @@ use anyhow::Result;
 pub(crate) struct AcknowledgedWrite {
     /// The revision in etcd's response.
     pub(crate) revision: i64,
-    /// Whether the write was sent more than once.
+    /// True if the client sent the write more than once.
     pub(crate) retried: bool,
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision belong to this write. If the write was retried, etcd may apply an earlier
-    /// attempt, which got no response, after the acknowledged attempt. The stored value is then the same, but has a
-    /// later revision.
+    /// True if the stored value and its revision belong to this write. After a retry, the revision may be later than
+    /// acknowledged: etcd can apply the first attempt, whose response was lost, after the second attempt.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -26,25 +24,25 @@ impl AcknowledgedWrite {
     }
 }
 
-/// An acknowledged write that is missing or was changed.
+/// An acknowledged write whose key is missing or has another value or revision.
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// The key of the write.
     pub key: String,
-    /// The revision in the acknowledgment.
+    /// The revision that etcd acknowledged.
     pub revision: i64,
-    /// The revision of the value that is stored now. `None` if the key is missing.
+    /// The revision of the stored value. `None` if the key is missing.
     pub found: Option<i64>,
 }
 
-/// The acknowledged and the unanswered writes of one writer.
+/// The writes of one client and their outcomes.
 pub(crate) struct Ledger {
-    /// The prefix of all keys.
+    /// The prefix of the client's keys.
     prefix: &'static str,
     begun: Instant,
-    /// The acknowledged writes, by the number of their key.
+    /// The acknowledged writes, by the number of the key.
     acknowledged: BTreeMap<u64, AcknowledgedWrite>,
-    /// The numbers of the keys whose writes were rejected or got no response.
+    /// The numbers of the keys whose write was rejected or not answered.
     unknown: Vec<u64>,
     last: Instant,
     gap: Duration,
@@ -52,18 +50,18 @@ pub(crate) struct Ledger {
     last_error: String,
 }
 
-/// The summary of all writes.
+/// The summary of a client's writes.
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Writes that etcd acknowledged.
     pub acknowledged: usize,
-    /// Writes that etcd rejected, or to which it did not respond in time. etcd may have applied them.
+    /// Writes that etcd rejected or did not answer in time. etcd may have applied them.
     pub unknown: usize,
-    /// Acknowledged writes that are missing or whose values differ.
+    /// Acknowledged writes that etcd has lost or changed.
     pub lost: Vec<Lost>,
-    /// The longest time between two acknowledged writes.
+    /// The maximum time between two acknowledged writes.
     pub gap: Duration,
-    /// The start of the longest gap, counted from the start of the writer.
+    /// The time from the start of the client to the start of the longest gap.
     pub gap_begun: Duration,
     /// The error of the last failed write.
     pub last_error: String,
@@ -73,7 +71,7 @@ impl fmt::Display for Tally {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             to,
-            "{} writes acknowledged, {} unanswered, {} lost; longest gap {:.1} s, {:.1} s after the first",
+            "{} writes acknowledged, {} unanswered, {} lost; longest gap {:.1} s, which began after {:.1} s",
             self.acknowledged,
             self.unknown,
             self.lost.len(),
@@ -96,7 +94,7 @@ pub(crate) fn value(prefix: &str, number: u64) -> String {
 }
 
 impl Ledger {
-    /// A ledger without writes.
+    /// A ledger of a client that starts now.
     pub(crate) const fn new(prefix: &'static str, begun: Instant) -> Self {
         Self {
             prefix,
@@ -141,8 +139,8 @@ impl Ledger {
         &self.last_error
     }
 
-    /// Compares the acknowledged writes with the stored values and revisions. `silence` is the time since the last
-    /// acknowledged write, and counts as a gap too.
+    /// Compares the acknowledged writes with the stored values and revisions. `silence`, the time since the last
+    /// acknowledged write, also counts as a gap.
     pub(crate) fn tally(
         &self,
         found: &BTreeMap<String, (String, i64)>,
@@ -212,7 +210,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write is not a gap, because the cluster did not exist yet.
+        // The time before the first write does not count as a gap, because the cluster may not exist yet.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -249,8 +247,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // Three writes are lost: the first has another value, the second has another revision, and the third has no
-        // key.
+        // Key 0 has another value, key 2 has another revision, and key 3 is missing: three lost writes.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

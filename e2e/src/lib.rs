@@ -1,8 +1,7 @@
-//! The library of the end-to-end tests: namespaces with operators, functions that wait for conditions, and etcd
-//! clients.
+//! The library of the end-to-end tests: namespaces with operators, waiting for conditions, and etcd clients.
 //!
-//! The library uses the product only as a user does: through the chart, custom resources, `kubectl`, and etcd's API.
-//! The only crate of the product that it uses is `api`.
+//! The tests use the operators only as a user does: through the chart, custom resources, `kubectl`, and etcd's API. Of
+//! the operators' crates, they use only `api`.
 
 pub mod bucket;
 pub mod chart;
@@ -50,19 +49,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Time limit for most conditions, for a busy machine. On an idle machine, most conditions are met within seconds, and
-/// the wait then ends.
+/// Time limit for most conditions. It is long enough for a busy machine; on an idle machine, most conditions are met
+/// within seconds.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Runs one step of a test. Prints the name and the duration of the step.
+/// Runs one step of a test, and prints its name and its duration.
 ///
 /// # Errors
-/// Fails if the step fails. The error contains the name of the step.
+/// Fails if the step fails. The error contains `name`.
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // A test has many steps. Without the box, the futures of all steps would together exceed the stack of the test's
-    // thread.
+    // The box keeps the future of the step on the heap. The futures of all steps together would exceed the stack of
+    // the thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
     outcome.with_context(|| format!("step: {name}"))

@@ -2,7 +2,7 @@
 
 use crate::env::S3;
 
-/// The Secret with the S3 credentials, in the format of v1beta2.
+/// A Secret with S3 credentials in the format of v1beta2.
 #[must_use]
 pub fn aws_secret(s3: &S3, name: &str) -> String {
     format!(
@@ -12,13 +12,13 @@ pub fn aws_secret(s3: &S3, name: &str) -> String {
     )
 }
 
-/// An EtcdBackup that writes one backup of the cluster to `path`, with the credentials in the Secret `aws`.
+/// An EtcdBackup that stores one backup of the cluster at `path`, with the credentials in the Secret `aws`.
 #[must_use]
 pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     backup_with(s3, name, cluster, path, "")
 }
 
-/// Like [`backup`], with more lines under `spec`. Each line must be indented by two spaces.
+/// Like [`backup`], with additional lines under `spec`, which are indented by two spaces.
 #[must_use]
 pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);
@@ -28,14 +28,14 @@ pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -
     )
 }
 
-/// An EtcdRestore that restores the cluster from `path`, with the credentials in the Secret `aws`.
+/// An EtcdRestore that restores the backup at `path` to the cluster, with the credentials in the Secret `aws`.
 #[must_use]
 pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     restore_with(s3, name, &format!("{{name: {cluster}}}"), path, "")
 }
 
-/// Like [`restore`], but with the complete field `etcdCluster`, and with more lines under `spec`. Each line must be
-/// indented by two spaces.
+/// Like [`restore`], but `cluster` is the complete value of the field `etcdCluster`. `more` has additional lines under
+/// `spec`, indented by two spaces.
 #[must_use]
 pub fn restore_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);

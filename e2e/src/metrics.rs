@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use crate::Sandbox;
 use crate::wait::{Poll, until};
 
-/// Time limit for a response of a metrics endpoint. Requests pass through the API server and a kubelet.
+/// Time limit for a response with metrics. The request passes through the API server and a kubelet.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One response of `/metrics`.
@@ -53,17 +53,17 @@ impl Page {
         .await
     }
 
-    /// Reads the metrics of the only pod of an operator, such as `etcd-operator`.
+    /// Reads the metrics of an operator, such as `etcd-operator`, from its first pod.
     ///
     /// # Errors
-    /// Fails if the operator has no pod or the pod does not respond.
+    /// Fails if the operator has no pod, or if the pod does not respond.
     pub async fn of_operator(sandbox: &Sandbox, operator: &str) -> Result<Self> {
         let pods = operator_pods(sandbox, operator).await?;
         let pod = pods.first().context("the operator has no pod")?;
         Self::of_pod(sandbox, &pod.name_any()).await
     }
 
-    /// The sum of all series of the metric `name` whose labels contain the text `labels`.
+    /// The sum of the metric `name` over all series whose labels contain the text `labels`.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &str) -> f64 {
         let found = self.series(name);
@@ -71,7 +71,7 @@ impl Page {
         found.map(|(_, value)| value).sum()
     }
 
-    /// The labels and the value of each series of the metric `name`. The labels are in braces, or empty.
+    /// The labels and the value of each series of the metric `name`. The labels are a text in braces, or empty.
     pub fn series(&self, name: &str) -> impl Iterator<Item = (&str, f64)> {
         self.0.lines().filter_map(move |line| {
             let rest = line.strip_prefix(name)?;
@@ -82,7 +82,7 @@ impl Page {
     }
 }
 
-/// The pods of an operator that are not being deleted.
+/// The pods of an operator, without terminating pods.
 ///
 /// # Errors
 /// Fails if the API server does not respond.

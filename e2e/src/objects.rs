@@ -1,4 +1,5 @@
-//! Reads the custom resources as JSON. Tests use the field names that users see, so a test fails if a field is renamed.
+//! Reads custom resources as JSON. Tests use the field names as text, so a test fails if a field of the API is
+//! renamed.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -40,19 +41,19 @@ impl Kind {
     }
 }
 
-/// The value at a JSON pointer. `Null` if the field is missing.
+/// The value at a JSON pointer. `Null` if it does not exist.
 #[must_use]
 pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
     object.data.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Whether the object has a condition of the type `kind` with this status (`True`, `False` or `Unknown`).
+/// True if the object has a condition of the type `kind` with this status (`True`, `False` or `Unknown`).
 #[must_use]
 pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     condition(object, kind).is_some_and(|found| found["status"] == status)
 }
 
-/// The condition of the type `kind`. `None` if the object does not have it.
+/// The condition of the type `kind`. `None` if it does not exist.
 #[must_use]
 pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value> {
     field(object, "/status/conditions")
@@ -61,20 +62,20 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
-/// Whether the object has failed for this reason: its condition Failed has the status True and this reason.
+/// True if the object has the condition Failed with status True and this reason.
 #[must_use]
 pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
     condition(object, "Failed")
         .is_some_and(|found| found["status"] == "True" && found["reason"] == reason)
 }
 
-/// The member names in `status.members.ready`.
+/// The names in `status.members.ready`.
 #[must_use]
 pub fn ready_members(object: &DynamicObject) -> Vec<String> {
     strings(field(object, "/status/members/ready"))
 }
 
-/// The name and the ID of each member in `status.members`.
+/// The name and the ID of each member in `status.memberDetails`.
 #[must_use]
 pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -86,7 +87,7 @@ pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The name of the leader.
+/// The name of the leader, from the status.
 ///
 /// # Errors
 /// Fails if the status has no leader.
@@ -101,7 +102,7 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
         .with_context(|| format!("{leader} is not a member"))
 }
 
-/// The name of a member that is not the leader.
+/// The name of a ready member that is not the leader, from the status.
 ///
 /// # Errors
 /// Fails if the status has no leader or no other member.
@@ -113,7 +114,7 @@ pub fn follower(object: &DynamicObject) -> Result<String> {
         .context("only the leader is ready")
 }
 
-/// Whether the pod is Ready.
+/// True if the pod has the condition Ready with status True.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
@@ -122,7 +123,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|found| found.type_ == "Ready" && found.status == "True")
 }
 
-/// The name of the node on which the pod runs. Empty if the pod has no node.
+/// The name of the node of the pod. Empty if the pod is not scheduled.
 #[must_use]
 pub fn node_of(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();
@@ -130,7 +131,7 @@ pub fn node_of(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-/// The strings of a JSON list.
+/// The strings in a JSON list.
 #[must_use]
 pub fn strings(value: &Value) -> Vec<String> {
     value
@@ -144,7 +145,7 @@ pub fn strings(value: &Value) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// The conditions of the object in one line, for error messages.
+/// The conditions, phase and members of the object in one line, for error messages.
 #[must_use]
 pub fn conditions_line(object: &DynamicObject) -> String {
     let mut line = String::new();
@@ -172,10 +173,10 @@ pub fn conditions_line(object: &DynamicObject) -> String {
     line
 }
 
-/// Waits until an object satisfies `holds`. Returns the object.
+/// Waits until `holds` is true for the object, and returns the object.
 ///
 /// # Errors
-/// Fails after `within`. The error contains the conditions of the object.
+/// Fails after the time `within`. The error contains the conditions of the object.
 pub async fn await_object(
     api: &Api<DynamicObject>,
     name: &str,
@@ -194,10 +195,10 @@ pub async fn await_object(
     .await
 }
 
-/// Waits until a backup or restore has completed.
+/// Waits until an EtcdBackup or EtcdRestore has completed.
 ///
 /// # Errors
-/// Fails if the backup or restore fails or does not complete in time. The error contains its conditions.
+/// Fails if the object fails, or does not complete in time. The error contains its conditions.
 pub async fn await_complete(
     api: &Api<DynamicObject>,
     name: &str,
@@ -215,10 +216,10 @@ pub async fn await_complete(
     Ok(object)
 }
 
-/// Waits until a cluster has no pods and no volumes.
+/// Waits until a cluster has no pods and no persistent volume claims.
 ///
 /// # Errors
-/// Fails if pods or volumes remain. The error contains their number.
+/// Fails if some remain. The error contains their number.
 pub async fn await_no_data(
     client: &kube::Client,
     namespace: &str,

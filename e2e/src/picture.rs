@@ -1,8 +1,7 @@
-//! Draws the Grafana dashboards of the chart as SVG pictures, from the answers of Prometheus to the queries of their
-//! panels.
+//! Draws the Grafana dashboards of the chart as SVG pictures. The data comes from Prometheus.
 //!
-//! Grafana is not used, because no package registry has a build of it. The module knows only the panels and settings of
-//! the chart's dashboards, and fails if a dashboard uses another type of panel.
+//! Grafana itself is not used, because no package registry has a build of it. This module supports only the types of
+//! panels that the dashboards of the chart contain.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -22,7 +21,7 @@ pub use data::Span;
 
 /// The number of columns of Grafana's grid.
 const COLUMNS: f64 = 24.0;
-/// The width of a column and the height of a row of the grid, each with the gap.
+/// The width of a column and the height of a row of the grid, both including [`GAP`].
 const CELL: (f64, f64) = (50.0, 36.0);
 const GAP: f64 = 8.0;
 /// The height of the line with the title of the dashboard.
@@ -41,14 +40,14 @@ const WEAK_TEXT: &str = "#6e7681";
 pub struct Picture {
     /// The SVG document.
     pub svg: String,
-    /// The titles of the panels without data.
+    /// The titles of the panels that have no data.
     pub empty: Vec<String>,
 }
 
-/// Draws a dashboard. `fill` replaces Grafana's variables in an expression.
+/// Draws a dashboard. `fill` replaces Grafana's variables in the expressions of the panels.
 ///
 /// # Errors
-/// Fails if Prometheus does not answer, or if the dashboard has a panel of an unknown type.
+/// Fails if Prometheus does not respond, or if the dashboard has an unsupported type of panel.
 pub async fn draw(
     prometheus: &Prometheus,
     dashboard: &Value,
@@ -114,7 +113,7 @@ fn drawn(dashboard: &Value, panels: &[(&Value, Data)], span: Span) -> Picture {
     }
 }
 
-/// The place of a panel in the picture.
+/// The rectangle of a panel in the picture.
 fn area(panel: &Value) -> Area {
     let place = |key: &str| panel["gridPos"][key].as_f64().unwrap_or_default();
     Area::new(

@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::Sandbox;
 
-/// The path of the plugin `kubectl-etcd`. Cargo builds it into the same target directory as the tests.
+/// The path of the plugin `kubectl-etcd`, which cargo builds into the target directory of the tests.
 fn program() -> Result<PathBuf> {
     let test = std::env::current_exe().context("the path of the test program")?;
     let folders = test.ancestors().skip(1).take(2);
@@ -17,7 +17,7 @@ fn program() -> Result<PathBuf> {
     built.context("kubectl-etcd is not built: run `cargo build -p kubectl-etcd`")
 }
 
-/// Runs `kubectl etcd` in the namespace of the test and returns its standard output.
+/// Runs `kubectl etcd` in the namespace of the test, and returns its standard output.
 ///
 /// # Errors
 /// Fails if the exit code is not 0. The error contains the output.

@@ -1,4 +1,4 @@
-//! A Prometheus server on this machine that scrapes the pods of a sandbox and evaluates alerts.
+//! A Prometheus server on this machine, which scrapes the pods of a sandbox and evaluates alerts.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -18,21 +18,21 @@ use tokio::time::{sleep, timeout};
 use crate::wait::Poll;
 use crate::{DEADLINE, Sandbox, discovery, until};
 
-/// The time between two scrapes, and between two evaluations of the alerts.
+/// The interval of scrapes and of evaluations of the alerts.
 const INTERVAL: &str = "1s";
-/// The time between two updates of the list of pods.
+/// The interval at which the list of pods is updated.
 const DISCOVERY_INTERVAL: Duration = Duration::from_millis(500);
-/// Time limit for the start, and for an answer of the API.
+/// Time limit for the start of Prometheus, and for a response of its API.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A Prometheus server.
 pub struct Prometheus {
     address: String,
-    /// `None` if another process has started the server.
+    /// `None` if another process runs Prometheus.
     _server: Option<Server>,
 }
 
-/// A server that this process has started. The server ends when this value is dropped.
+/// The Prometheus process. It is killed when this value is dropped.
 struct Server {
     discovery: JoinHandle<()>,
     _process: Child,
@@ -46,11 +46,11 @@ impl Drop for Server {
 }
 
 impl Prometheus {
-    /// Starts a server that scrapes the pods of the sandbox with these jobs ([`discovery::scrape_jobs`]), and evaluates
-    /// these groups of rules.
+    /// Starts Prometheus, which scrapes the pods of the sandbox with `jobs` ([`discovery::scrape_jobs`]) and evaluates
+    /// the rules in `groups`.
     ///
     /// # Errors
-    /// Fails if the program is missing or rejects the configuration. The error contains its last message.
+    /// Fails if Prometheus is missing or rejects the configuration. The error contains its last log line.
     pub async fn start(sandbox: &Sandbox, mut jobs: Vec<Value>, groups: &Value) -> Result<Self> {
         let folder = TempDir::new()?;
         let (pods, rules) = (folder.path().join("pods.json"), folder.path().join("rules"));
@@ -62,12 +62,12 @@ impl Prometheus {
             "rule_files": [rules],
             "scrape_configs": jobs,
         });
-        // The configuration is written as JSON: Prometheus reads YAML, and JSON is valid YAML.
+        // The configuration is JSON, which is also valid YAML.
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, configuration.to_string())?;
         std::fs::write(&rules, json!({"groups": groups}).to_string())?;
         std::fs::write(&pods, "[]")?;
-        // With `setpriv`, the server also ends if this process is killed.
+        // `setpriv` makes the kernel kill Prometheus if this process is killed.
         let mut process = Command::new("setpriv")
             .args([
                 "--pdeathsig",
@@ -89,8 +89,8 @@ impl Prometheus {
         let stderr = process.stderr.take().context("stderr is piped")?;
         let mut log = BufReader::new(stderr).lines();
         let address = timeout(ANSWER_TIMEOUT, listen_address(&mut log)).await;
-        let address = address.context("prometheus did not listen in time")??;
-        // Reads the remaining log, because Prometheus would block on a full pipe.
+        let address = address.context("prometheus did not start to listen in time")??;
+        // Reads the log until its end, because Prometheus would block on a full pipe.
         tokio::spawn(async move {
             while let Ok(Some(line)) = log.next_line().await {
                 if line.contains("level=error") || line.contains("level=warn") {
@@ -114,7 +114,7 @@ impl Prometheus {
         Ok(server)
     }
 
-    /// A server that another process has started. `address` is its [`Self::address`] in that process.
+    /// A server that another process runs. `address` is the result of [`Self::address`] in that process.
     #[must_use]
     pub fn at(address: String) -> Self {
         Self {
@@ -123,13 +123,13 @@ impl Prometheus {
         }
     }
 
-    /// The address of the server: host and port.
+    /// The host and port of the server.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The series of an instant query, each with `metric` and `value`.
+    /// The series that match an expression now, each with `metric` and `value`.
     ///
     /// # Errors
     /// Fails if Prometheus rejects the expression or does not answer.
@@ -140,8 +140,8 @@ impl Prometheus {
             .with_context(|| expression.to_owned())
     }
 
-    /// The series of a query over a time range, each with `metric` and `values`. The range is in Unix seconds, and
-    /// `step` is the number of seconds between two values.
+    /// The series that match an expression in a time range, each with `metric` and `values`. `start` and `end` are
+    /// Unix seconds, and `step` is the distance of two values in seconds.
     ///
     /// # Errors
     /// Fails if Prometheus rejects the expression or does not answer.
@@ -168,10 +168,10 @@ impl Prometheus {
         targets.cloned().context("no activeTargets")
     }
 
-    /// Waits until an alert with these labels fires.
+    /// Waits until the alert fires with these labels.
     ///
     /// # Errors
-    /// Fails if no such alert fires in time. The error contains the alerts that are pending or firing.
+    /// Fails if the alert does not fire in time. The error contains all pending and firing alerts.
     pub async fn await_firing(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
         let what = format!("{alert} fires for {labels:?}");
         until(&what, DEADLINE, async || {
@@ -186,10 +186,10 @@ impl Prometheus {
         .await
     }
 
-    /// Waits until no alert with these labels is pending or firing.
+    /// Waits until the alert with these labels is neither pending nor firing.
     ///
     /// # Errors
-    /// Fails if the alert does not end in time. The error contains the alert.
+    /// Fails if the alert is still active at the time limit. The error contains the alert.
     pub async fn await_resolved(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
         let what = format!("{alert} ends for {labels:?}");
         until(&what, DEADLINE, async || {
@@ -204,7 +204,7 @@ impl Prometheus {
         .await
     }
 
-    /// The alerts that are pending or firing, each with `labels`, `annotations`, `state` and `activeAt`.
+    /// The pending and firing alerts, each with `labels`, `annotations`, `state` and `activeAt`.
     ///
     /// # Errors
     /// Fails if Prometheus does not answer.
@@ -216,14 +216,14 @@ impl Prometheus {
         }
     }
 
-    /// The alerts of this name that are pending or firing.
+    /// The pending and firing alerts with this name.
     async fn alerts(&self, name: &str) -> Result<Vec<Value>> {
         let mut alerts = self.active_alerts().await?;
         alerts.retain(|alert| alert["labels"]["alertname"] == name);
         Ok(alerts)
     }
 
-    /// The result of a query.
+    /// The series in the response to a query.
     async fn series(&self, path: &str) -> Result<Vec<Value>> {
         match self.get(path).await?["result"].take() {
             Value::Array(series) => Ok(series),
@@ -250,7 +250,7 @@ impl Prometheus {
     }
 }
 
-/// Reads the log until it contains the address at which the server listens.
+/// Reads the log until it contains the address of the server.
 async fn listen_address(log: &mut Lines<BufReader<ChildStderr>>) -> Result<String> {
     let mut last = String::from("no output");
     while let Some(line) = log.next_line().await? {
@@ -260,12 +260,12 @@ async fn listen_address(log: &mut Lines<BufReader<ChildStderr>>) -> Result<Strin
         last = line;
     }
     bail!(
-        "prometheus ended before it listened; its last output: {last}. If prometheus is not on the PATH, run the test with \
+        "prometheus exited too early; its last output: {last}. If prometheus is not on the PATH, run the test with \
          the environment of `cargo xtask testbed env`"
     )
 }
 
-/// Writes the targets to the file whenever they have changed.
+/// Writes the list of targets to the file after each change.
 async fn write_targets(pods: Api<Pod>, file: PathBuf) {
     let mut written = Value::Null;
     loop {
@@ -273,7 +273,7 @@ async fn write_targets(pods: Api<Pod>, file: PathBuf) {
             Ok(list) => {
                 let targets = discovery::targets(&list.items);
                 if targets != written {
-                    // The file is replaced by a rename, so that Prometheus never reads a half-written file.
+                    // The rename is atomic, so Prometheus never reads an incomplete file.
                     let next = file.with_extension("next");
                     let renamed = std::fs::write(&next, targets.to_string())
                         .and_then(|()| std::fs::rename(&next, &file));
@@ -295,7 +295,7 @@ fn has_labels(alert: &Value, labels: &[(&str, &str)]) -> bool {
         .all(|(key, value)| alert["labels"][key] == **value)
 }
 
-/// The text for a URL: every byte except letters and digits is escaped.
+/// Escapes every byte except letters and digits, for use in a URL.
 fn encoded(text: &str) -> String {
     let escaped = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),

@@ -1,5 +1,5 @@
-//! A client that reads continuously, over existing and new connections, and records which etcd cluster responds. While
-//! a cluster is replaced, clients may have to wait, but must never reach the old cluster after the new one.
+//! A client that reads continuously and records the cluster ID of each response. When a cluster is replaced, no client
+//! may reach the old cluster after the new cluster.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,8 +14,7 @@ use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
 const READ_INTERVAL: Duration = Duration::from_millis(60);
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// The number of reads for each new connection: one of them opens the connection, and the others use the existing
-/// connection.
+/// Every fifth read opens a new connection. The other reads use an existing connection.
 const READS_PER_CONNECTION: u64 = 5;
 
 /// A client that reads in the background until [`Reader::finish`] is called.
@@ -24,7 +23,7 @@ pub struct Reader {
     answers: Arc<Mutex<Vec<Answer>>>,
 }
 
-/// One response to a read.
+/// A response to a read.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     begun: Instant,
@@ -37,7 +36,7 @@ struct Answer {
 /// The summary of all reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadSummary {
-    /// The cluster IDs, in the order of their first responses.
+    /// The cluster IDs in the order of their first response.
     pub clusters: Vec<u64>,
     /// The number of reads with a response.
     pub answered: usize,
@@ -46,10 +45,10 @@ pub struct ReadSummary {
 }
 
 impl Reader {
-    /// Starts to count the keys with this prefix, through the client Service. Returns after the first response.
+    /// Starts to count the keys with this prefix through the client Service. Returns after the first response.
     ///
     /// # Errors
-    /// Fails if no read gets a response.
+    /// Fails if etcd answers no read.
     pub async fn start(sandbox: &Sandbox, cluster: &str, prefix: &str) -> Result<Self> {
         let access = Access {
             route: Route::to(sandbox, cluster).await?,
@@ -62,10 +61,10 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Waits until `count` more reads have got a response.
+    /// Waits for `count` more responses.
     ///
     /// # Errors
-    /// Fails if the reads get no response in time.
+    /// Fails if the responses do not arrive in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.answers().len();
         until(&format!("{count} more reads"), DEADLINE, async || {
@@ -79,11 +78,11 @@ impl Reader {
         .await
     }
 
-    /// Stops the client and returns the summary. Every response must contain `keys` keys.
+    /// Stops the client, and returns the summary. Each response must contain exactly `keys` keys.
     ///
     /// # Errors
-    /// Fails if a response contains too few keys, or if the replaced cluster responds to a read that started after the
-    /// first response of the new cluster.
+    /// Fails if a response contains another number of keys. Also fails if the old cluster answers a read that started
+    /// after the first response of the new cluster.
     pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
         summarize(&self.answers(), keys)
@@ -106,15 +105,15 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
     for answer in answers {
         ensure!(
             usize::try_from(answer.keys).is_ok_and(|found| found == keys),
-            "cluster {:016x} returned {} of {keys} keys",
+            "cluster {:016x} returned {} keys instead of {keys}",
             answer.cluster_id,
             answer.keys
         );
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // Concurrent reads can return in any order. A read that started before the first response of the new cluster
-        // may therefore return the old cluster. A read that started later must not.
+        // A read that started before the first response of the new cluster may still return the old cluster. A read
+        // that started later must not.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
@@ -159,7 +158,7 @@ async fn read(access: Access, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) 
     }
 }
 
-/// Sends one linearizable read, over the existing connection or a new one.
+/// Sends one linearizable read over `connection`, which is opened if it is `None`.
 async fn read_once(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -214,8 +213,8 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // The last read returned the old cluster after the new cluster had responded. This is allowed, because the read
-        // started before that response.
+        // The last read started before the first response of the new cluster, so its response from the old cluster is
+        // allowed.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

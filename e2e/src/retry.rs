@@ -1,7 +1,6 @@
-//! Retries requests that fail temporarily on a busy machine. Without retries, a test would fail if the API server
-//! answered one of the test's own requests too late.
+//! Retries requests of the tests that fail temporarily, because the API server of a busy machine can answer too late.
 //!
-//! Only idempotent requests are retried, and only after errors that leave the outcome of the request open.
+//! Retries only idempotent requests, and only after errors that do not show whether the request was carried out.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +11,11 @@ use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 use tower::retry::Policy;
 
-/// Time limit for all attempts of a request.
+/// Time limit for all attempts of one request.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Messages that `kubectl` and Helm print when the API server or the connection to it is temporarily unavailable.
+/// Messages of `kubectl` and Helm if the API server, or the connection to it, is temporarily unavailable.
 const TRANSIENT: [&str; 20] = [
     "unable to return a response in the time allotted",
     "Handler timeout",
@@ -39,15 +38,15 @@ const TRANSIENT: [&str; 20] = [
     "Client.Timeout exceeded",
     "the object has been modified",
 ];
-/// The API server reports with this message that it cannot reach another server, such as a webhook.
+/// The API server returns this message if it cannot connect to a server behind it, such as a pod.
 const PROXY_ERROR: &str = "error trying to reach service";
 
-/// Whether the text reports only a temporary failure of the API server.
+/// True if the text reports a temporary failure of the API server.
 pub(crate) fn is_transient(text: &str) -> bool {
     !text.contains(PROXY_ERROR) && TRANSIENT.iter().any(|words| text.contains(words))
 }
 
-/// Repeats `attempt` while its error is transient. The argument of `attempt` is true for a retry.
+/// Repeats `attempt` while its error is transient. The argument is false for the first attempt, and true for a retry.
 pub(crate) async fn retry_transient<T>(
     is_transient: impl Fn(&Error) -> bool,
     mut attempt: impl AsyncFnMut(bool) -> Result<T>,
@@ -65,8 +64,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// The retry policy for idempotent requests. kube itself retries after status 429, 503 and 504. This policy also
-/// retries after status 500 and after a broken connection.
+/// The retry policy for idempotent requests. kube retries only after status 429, 503 and 504. This policy also retries
+/// after status 500 and after a broken connection.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,
@@ -89,8 +88,8 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        // DELETE is not retried: the second attempt could delete an object that was created after the first attempt.
-        // POST is not retried, because it could create a second object.
+        // A retried DELETE could delete a new object with the same name, and a retried POST could create a second
+        // object. Both are not retried.
         if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }

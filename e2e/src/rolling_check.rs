@@ -1,5 +1,5 @@
-//! Checks that members are terminated one at a time, and only while all members are ready. The check does not compare
-//! times, but the order in which the API server accepted the changes of the pods.
+//! Checks that pods of members are terminated one at a time, and only while all members are ready. The order of
+//! changes is the order in the API server's watch, so clocks do not matter.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::wait::{Poll, until};
 use crate::watch::watch_until;
 use crate::{DEADLINE, Sandbox};
 
-/// Observes all changes of a cluster's pods after [`RollingCheck::start`].
+/// Records all changes of a cluster's pods from [`RollingCheck::start`] on.
 pub struct RollingCheck {
     pods: Api<Pod>,
     selector: String,
@@ -23,17 +23,17 @@ pub struct RollingCheck {
     task: JoinHandle<Result<()>>,
 }
 
-/// The changes of the cluster's pods that the watch has reported.
+/// The state of the cluster's pods after the changes that the watch has reported.
 struct PodHistory {
-    /// The number of members that must be ready between two terminations.
+    /// The number of members that must be ready before the next termination.
     size: usize,
     /// The existing pods, by UID.
     pods: BTreeMap<String, PodState>,
-    /// The names of the terminated pods, in the order of their termination.
+    /// The names of the terminated pods in their order.
     terminated: Vec<String>,
-    /// True if all members have been ready at some time since the last termination.
+    /// True if all members were ready at some time after the last termination.
     all_ready: bool,
-    /// Pods that were terminated too early, each with the pod that was terminated before it.
+    /// Pods that were terminated before all members were ready again, each with the pod terminated before it.
     overlapping: Vec<(String, String)>,
 }
 
@@ -44,10 +44,10 @@ struct PodState {
 }
 
 impl RollingCheck {
-    /// Starts to observe a cluster of `size` members. All of them must be ready.
+    /// Starts the check of a cluster with `size` members, which all must be ready.
     ///
     /// # Errors
-    /// Fails if not all members are ready.
+    /// Fails if a member is not ready.
     pub async fn start(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
         let pods = sandbox.api::<Pod>();
         let selector = format!("app=etcd,etcd_cluster={cluster}");
@@ -62,7 +62,7 @@ impl RollingCheck {
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // The watch has no end of its own: it runs until the task is aborted.
+            // The time limit is long, because [`Self::finish`] aborts this task.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -80,13 +80,13 @@ impl RollingCheck {
         })
     }
 
-    /// Returns the number of terminated members.
+    /// Ends the check, and returns the number of terminated members.
     ///
     /// # Errors
-    /// Fails if a member was terminated before all members were ready again, or if the watch missed changes.
+    /// Fails if a member was terminated before all members were ready, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The caller may already have seen changes of the pods that the watch has not yet delivered. So the pods are
-        // listed again.
+        // The watch can be behind the state that the caller has seen. This loop waits until the watch has reported the
+        // same pods that a list returns.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",
@@ -136,7 +136,7 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // Terminations before the start of the check are not counted.
+        // Terminations before the start of the check do not count.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
@@ -167,7 +167,7 @@ impl PodHistory {
         self.all_ready |= self.are_all_ready();
     }
 
-    /// Whether the history has exactly these pods, and the same pods are terminating.
+    /// True if the watch has reported exactly these pods, with the same terminating pods.
     fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
@@ -209,8 +209,7 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// Terminates and deletes the pod, and creates a pod with the same name. If `back` is true, the new pod becomes
-    /// ready.
+    /// Replaces a pod by a new pod with the same name. If `back` is true, the new pod becomes ready.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));
@@ -239,8 +238,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Two pods terminate at the same time, and the first of them is deleted without a grace period. The check must
-        // report this.
+        // Pod b terminates before pod a, which was deleted without a grace period, is replaced.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));

@@ -1,4 +1,4 @@
-//! The scrape jobs, alerts and recording rules that the chart renders for Prometheus.
+//! The scrape jobs and the alerts of the chart.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 use crate::sandbox::RELEASE;
 use crate::{Sandbox, chart, discovery};
 
-/// The jobs and rules of the chart, in the format of Prometheus.
+/// Scrape jobs and rules in the format of Prometheus.
 pub struct Rules {
-    /// The scrape jobs of all PodMonitors ([`discovery::scrape_jobs`]).
+    /// The scrape jobs from all PodMonitors ([`discovery::scrape_jobs`]).
     pub jobs: Vec<Value>,
-    /// The groups of the PrometheusRule.
+    /// The rule groups of the PrometheusRule.
     pub groups: Value,
 }
 
 impl Rules {
-    /// Renders the chart with these values, in the form of an argument of `helm --set`.
+    /// Renders the chart. `values` is the argument of `helm --set`.
     ///
     /// # Errors
-    /// Fails if Helm fails or the chart renders no PrometheusRule.
+    /// Fails if Helm fails, or if the chart renders no PrometheusRule.
     pub async fn render(sandbox: &Sandbox, values: &str) -> Result<Self> {
         let chart = sandbox.env.chart.to_string_lossy();
         let namespace = &sandbox.namespace;
@@ -37,7 +37,8 @@ impl Rules {
     }
 }
 
-/// Replaces the pending times of alerts, and the ranges of expressions. Both functions get a duration such as `5m`.
+/// Replaces durations such as `5m`: `pending` returns the new `for` of an alert, and `range` the new range in an
+/// expression.
 #[must_use]
 pub fn with_times(
     groups: &Value,
@@ -63,7 +64,7 @@ pub fn with_times(
     groups
 }
 
-/// Divides the pending times and the ranges of all rules by `speedup`. No time becomes shorter than one second.
+/// Divides all pending times and ranges by `speedup`. The minimum is one second.
 #[must_use]
 pub fn accelerated(groups: &Value, speedup: u32) -> Value {
     let divided = |time: &str| match whole_seconds(time) {
@@ -73,7 +74,7 @@ pub fn accelerated(groups: &Value, speedup: u32) -> Value {
     with_times(groups, divided, divided)
 }
 
-/// The seconds of a duration with one unit, such as `90s`, `5m` or `6h`.
+/// Converts a duration with one unit, such as `90s`, `5m` or `6h`, to seconds.
 fn whole_seconds(time: &str) -> Option<u64> {
     let (number, unit) = time.split_at_checked(time.len().checked_sub(1)?)?;
     let unit = match unit {

@@ -1,4 +1,4 @@
-//! A sandbox: the namespace of a test, with operators and RBAC that the chart installs.
+//! The namespace of a test, and the operators that the chart installs in it.
 
 mod cluster;
 
@@ -21,21 +21,20 @@ use crate::{DEADLINE, Env, chart, crds, kubectl};
 
 /// The name of the Helm release in the namespace of every test.
 pub const RELEASE: &str = "etcd-operator";
-/// Time limit for the API server to notice that a policy is deleted. The API server checks once per second.
+/// Time limit until the API server has noticed the deletion of a policy. The API server checks once per second.
 const POLICY_DELAY: Duration = Duration::from_secs(30);
 
-/// The namespace of a test, with its environment and client.
+/// The namespace of a test, the settings of the tests, and a client.
 pub struct Sandbox {
     /// The settings of the tests, such as the images and the chart.
     pub env: Env,
-    /// A client with the rights of a cluster administrator, because the test takes the role of the user.
+    /// A client with the permissions of a cluster administrator, because the test acts as the user.
     pub client: kube::Client,
     /// The name of the namespace.
     pub namespace: String,
 }
 
-/// Runs a test in a new namespace with all operators. If the test fails, prints the objects, Events and logs of the
-/// namespace.
+/// Runs a test in a new namespace with all operators. If the test fails, prints the objects, Events and logs.
 ///
 /// # Panics
 /// Panics if the test fails.
@@ -47,8 +46,7 @@ pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>
     .await;
 }
 
-/// Like [`scenario`], but only with the cluster operator. The test does not need the other operators, which would use
-/// CPU time.
+/// Like [`scenario`], but without the backup and restore operators, which would use CPU time.
 ///
 /// # Panics
 /// Panics if the test fails.
@@ -90,7 +88,7 @@ pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Resul
 }
 
 impl Sandbox {
-    /// Creates the namespace. In this namespace, the API server enforces the restricted pod security profile.
+    /// Creates the namespace. Its pods must satisfy the restricted Pod Security Standard.
     ///
     /// # Errors
     /// Fails if the environment is incomplete or the API server does not respond.
@@ -112,8 +110,8 @@ impl Sandbox {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // If the namespace already exists, an earlier attempt that got no response has created it. No other
-                // test uses this name.
+                // The name is unique, so status 409 means that an earlier attempt without a response created the
+                // namespace.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
@@ -126,7 +124,7 @@ impl Sandbox {
         })
     }
 
-    /// Installs the CRDs without operators, unless a test of the same `cargo xtask test` has installed them.
+    /// Installs the CRDs, unless another test of the same `cargo xtask test` has installed them.
     ///
     /// # Errors
     /// Fails if Helm or kubectl fails.
@@ -134,7 +132,7 @@ impl Sandbox {
         crds::install_once(&self.env).await
     }
 
-    /// Deletes the CRDs, and all objects of their kinds in all namespaces. Only a test that runs alone may do this.
+    /// Deletes the CRDs, and so all custom resources in all namespaces. Only a test that runs alone may call this.
     ///
     /// # Errors
     /// Fails if kubectl fails.
@@ -142,7 +140,7 @@ impl Sandbox {
         crds::delete(&self.env).await
     }
 
-    /// Deletes the CRDs like [`Self::delete_crds`], and installs them again for later tests.
+    /// Deletes the CRDs like [`Self::delete_crds`], and installs them again for the next tests.
     ///
     /// # Errors
     /// Fails if Helm or kubectl fails.
@@ -151,7 +149,7 @@ impl Sandbox {
         crds::install(&self.env).await
     }
 
-    /// Installs the three operators, and the CRDs like [`Self::install_crds`]. Waits until the operators are ready.
+    /// Installs the CRDs and the three operators, and waits until the operators are available.
     ///
     /// # Errors
     /// Fails if Helm fails or a Deployment does not become available.
@@ -171,7 +169,7 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all Deployments in the namespace are available. Only operators have Deployments here.
+    /// Waits until all Deployments in the namespace are available. These are the operators.
     ///
     /// # Errors
     /// Fails if a Deployment does not become available.
@@ -201,7 +199,7 @@ impl Sandbox {
         .await
     }
 
-    /// The API for objects of a built-in kind in this namespace.
+    /// A client for objects of a built-in kind in this namespace.
     #[must_use]
     pub fn api<K>(&self) -> Api<K>
     where
@@ -210,7 +208,7 @@ impl Sandbox {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The API for custom resources of this kind in this namespace.
+    /// A client for custom resources of this kind in this namespace.
     #[must_use]
     pub fn objects(&self, kind: Kind) -> Api<DynamicObject> {
         kind.api(self.client.clone(), &self.namespace)
@@ -229,7 +227,7 @@ impl Sandbox {
         .await
     }
 
-    /// Runs `kubectl apply --dry-run=server -f -` in this namespace: the API server checks the manifest, but stores
+    /// Runs `kubectl apply --dry-run=server -f -` in this namespace. The API server validates the manifest, but stores
     /// nothing.
     ///
     /// # Errors
@@ -256,10 +254,10 @@ impl Sandbox {
         kubectl::run(&self.env, &all).await
     }
 
-    /// Waits until an operator has `count` pods. Terminating pods count too, because they may still act.
+    /// Waits until an operator has `count` pods. Terminating pods count, because they may still send requests.
     ///
     /// # Errors
-    /// Fails if the number differs at the deadline.
+    /// Fails if the number differs at the time limit.
     pub async fn await_operator_pods(&self, operator: &str, count: usize) -> Result<()> {
         let what = format!("{operator} has {count} pods");
         let selector = format!("app.kubernetes.io/component={operator}");
@@ -276,8 +274,8 @@ impl Sandbox {
         .await
     }
 
-    /// Waits for an Event about the object. The Event's text `type reason: message` must contain all `words`. Operators
-    /// write the Event and the status separately, so the Event may appear later.
+    /// Waits for an Event about the object. The text `type reason: message` of the Event must contain all `words`. The
+    /// operators write Events separately from the status, so the Event may appear after the status.
     ///
     /// # Errors
     /// Fails if no such Event is published in time. The error contains the existing Events.
@@ -322,16 +320,16 @@ impl Sandbox {
             .collect())
     }
 
-    /// Deletes the policies of the release, which belong to no namespace, and requests the deletion of the namespace.
-    /// Does not wait until the namespace is deleted.
+    /// Deletes the cluster-scoped policies of the release, and requests the deletion of the namespace without waiting
+    /// for it.
     pub async fn delete(&self) {
-        // The bindings are deleted first: without a binding, a policy rejects no deletion.
+        // Bindings are deleted before policies, because a policy without a binding rejects nothing.
         self.delete_policies::<ValidatingAdmissionPolicyBinding>()
             .await;
         self.delete_policies::<ValidatingAdmissionPolicy>().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let what = format!("the deletion of namespace {} is accepted", self.namespace);
-        // After a failed test, the namespace can contain a protected cluster. The API server then rejects the deletion
+        // After a failed test, the namespace may contain a protected cluster. The API server rejects the deletion
         // until it has noticed that the policies are deleted.
         let deleted = until_allowed(&what, POLICY_DELAY, async || {
             let params = DeleteParams::default();
@@ -347,8 +345,7 @@ impl Sandbox {
         }
     }
 
-    /// Deletes the objects of this kind that a release in the namespace has created. Their names end with the name of
-    /// the namespace.
+    /// Deletes the objects of this kind whose names end with the name of the namespace. The release created them.
     async fn delete_policies<K>(&self)
     where
         K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
@@ -374,7 +371,7 @@ impl Sandbox {
         }
     }
 
-    /// Prints the objects, Events and logs of the namespace, so that the cause of a failure can be found.
+    /// Prints the objects, Events and logs of the namespace, to find the cause of a failure.
     pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
         let commands: [&[&str]; 7] = [

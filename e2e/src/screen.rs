@@ -1,11 +1,11 @@
-//! Replaces the outputs of commands in the documentation by outputs from a test.
+//! Replaces outputs of commands in the documentation by the outputs that a test has received.
 
 use anyhow::{Context, Result};
 
-/// The page with a new output of the command. The output is in the code block after the line that names the command.
+/// Replaces the code block after the line "The output of `command` in a test:" in a documentation page.
 ///
 /// # Errors
-/// Fails if the page has no such line, or no code block after it.
+/// Fails if the page has no such line, or no code block after the line.
 pub fn replaced(page: &str, command: &str, output: &str) -> Result<String> {
     let line = format!("The output of `{command}` in a test:\n\n```text\n");
     let (before, rest) = page.split_once(&line).with_context(|| {

@@ -1,5 +1,5 @@
-//! The library of `cargo xtask soak`: clients and watchers that record a history, the plan of the faults, and the
-//! checks of the history. etcd's own robustness tests work in the same way.
+//! The library of `cargo xtask soak`: clients and watchers that record a history, the plan of the faults, and checks
+//! of the history. The design follows etcd's robustness tests.
 
 mod clients;
 pub mod dice;

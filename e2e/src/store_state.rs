@@ -1,5 +1,5 @@
-//! The data of an etcd store at one revision: every key with its value, revisions and lease, all leases, and etcd's
-//! hash. Tests compare such states before and after a restore.
+//! The data of an etcd cluster at one revision: all keys with their revisions and leases, and the hash of the data.
+//! Tests compare it before and after a restore.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::retry::retry_transient;
 /// The TTL of the leases in seconds. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
-/// One key of the store, with all its fields.
+/// A key with its value, revisions, version and lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
     value: Vec<u8>,
@@ -25,20 +25,20 @@ pub struct StoredKey {
     lease: i64,
 }
 
-/// The data of a store at one revision.
+/// The data at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreState {
     /// The revision at which the data was read.
     pub revision: i64,
-    /// The result of `HashKV` at that revision: the hash, and the compact revision.
+    /// The hash and the compact revision that `HashKV` returned for this revision.
     pub hash: (u32, i64),
     keys: BTreeMap<Vec<u8>, StoredKey>,
-    /// The leases, each with its granted TTL in seconds.
+    /// The granted TTL in seconds of each lease, by lease ID.
     leases: BTreeMap<i64, i64>,
 }
 
 impl StoreState {
-    /// Reads the current state. No client may write at the same time.
+    /// Reads the current data. No client may write during this call.
     ///
     /// # Errors
     /// Fails if etcd does not respond.
@@ -47,10 +47,10 @@ impl StoreState {
         Self::at(keys, revision).await
     }
 
-    /// Reads the keys at an earlier revision. etcd keeps no history of leases, so the result has the current leases.
+    /// Reads the keys at an earlier revision, and the current leases, because etcd keeps no history of leases.
     ///
     /// # Errors
-    /// Fails if etcd does not respond or has compacted the revision.
+    /// Fails if etcd does not respond, or has compacted the revision.
     pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
         let hash = retry_transient(is_transient, async |_| {
             let mut client = keys.client.maintenance_client();
@@ -65,8 +65,8 @@ impl StoreState {
         })
     }
 
-    /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` (`-w json`). This output contains no hash, so
-    /// compare the result with [`Self::ensure_same_keys`].
+    /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` with `-w json`. This output has no hash, so
+    /// use [`Self::ensure_same_keys`] for comparisons.
     ///
     /// # Errors
     /// Fails if a field is missing.
@@ -88,10 +88,10 @@ impl StoreState {
         })
     }
 
-    /// Checks that a restored store has the same data.
+    /// Checks that the restored data has the same revision, keys, leases and hash.
     ///
     /// # Errors
-    /// Fails if the states differ. The error contains the first difference.
+    /// Fails if the data differs. The error contains the first difference.
     pub fn ensure_same(&self, restored: &Self) -> Result<()> {
         ensure!(self.revision == restored.revision);
         self.ensure_same_keys(restored)?;
@@ -104,11 +104,11 @@ impl StoreState {
         Ok(())
     }
 
-    /// Checks that a restored store has the same keys and leases. The hash differs if the restore has increased the
-    /// revision.
+    /// Checks that the restored data has the same keys and leases. Use this if the restore has increased the revision,
+    /// because then the hash differs.
     ///
     /// # Errors
-    /// Fails if the states differ. The error contains the first difference.
+    /// Fails if the data differs. The error contains the first difference.
     pub fn ensure_same_keys(&self, restored: &Self) -> Result<()> {
         for (key, before) in &self.keys {
             let after = restored.keys.get(key);
@@ -132,7 +132,7 @@ impl StoreState {
     }
 }
 
-/// Parses one key. etcdctl omits empty fields.
+/// Parses one key in the output of etcdctl, which omits empty fields.
 fn etcdctl_key(pair: &Value) -> Result<(Vec<u8>, StoredKey)> {
     let bytes = |field: &str| {
         let text = pair.get(field).cloned();
@@ -183,7 +183,8 @@ async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
 }
 
 impl Keyspace {
-    /// Writes data that a restore must preserve: keys with several versions, deleted keys, and keys with leases.
+    /// Writes keys with several versions, deleted keys, and keys with leases, so that a test can compare them after a
+    /// restore.
     ///
     /// # Errors
     /// Fails if etcd rejects a write.

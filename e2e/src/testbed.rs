@@ -1,6 +1,6 @@
-//! Injects faults into the testbed: into nodes, daemons of the control plane, DNS, and files on volumes.
+//! Injects faults into the testbed: into its nodes, its control plane, its DNS, and the files on its volumes.
 //!
-//! Only tests in a module `alone` may break components that other tests use.
+//! Only tests in a module `alone` may stop or break components that other tests use.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,10 +13,9 @@ use crate::objects::node_of;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
-/// A script that limits the writes of the container with the process `pid`. It sets the limit `rate` in the container's
-/// control group (version 1 or 2); 0 removes the limit. The kernel accepts limits only for whole disks, so the script
-/// replaces the device of a partition by the device of its disk. The script never changes the root group, because its
-/// limit would apply to all processes of the machine.
+/// A script that limits the writes of the container with the process `pid` to `rate` per second. It sets this limit in
+/// the container's control group (version 1 or 2); 0 removes the limit. The kernel limits only whole disks, so the
+/// script uses the disk of a partition. It never changes the root group, which contains all processes of the machine.
 const LIMIT_WRITES: &str = r#"
 device=$(stat -c %Hd:%Ld "$directory")
 if [ -e "/sys/dev/block/$device/partition" ]; then device=$(cat "/sys/dev/block/$device/../dev"); fi
@@ -28,7 +27,7 @@ if [ -z "$group" ]; then
     file="/sys/fs/cgroup$group/io.max"
     if [ "$rate" = 0 ]; then limit="$device wiops=max"; else limit="$device wiops=$rate"; fi
 fi
-if [ "$group" = / ]; then echo "the container has no control group of its own" >&2; exit 1; fi
+if [ "$group" = / ]; then echo "the container runs in the root control group" >&2; exit 1; fi
 echo "$limit" >"$file"
 "#;
 
@@ -39,10 +38,10 @@ pub struct Testbed<'a> {
 }
 
 impl<'a> Testbed<'a> {
-    /// The testbed on which the sandbox runs.
+    /// The testbed of the sandbox.
     ///
     /// # Errors
-    /// Fails on a user's cluster, where faults are not allowed.
+    /// Fails if the sandbox is not on the testbed, because faults are not allowed there.
     pub fn of(sandbox: &'a Sandbox) -> Result<Self> {
         let xtask = sandbox
             .env
@@ -52,10 +51,10 @@ impl<'a> Testbed<'a> {
         Ok(Self { sandbox, xtask })
     }
 
-    /// Runs a test that injects faults. Afterwards starts everything that is stopped, even if the test failed.
+    /// Runs a test that injects faults, and then restarts all stopped components, even if the test failed.
     ///
     /// # Errors
-    /// Fails if the test fails or a component does not start again.
+    /// Fails if the test fails, or if a component does not start.
     pub async fn with_faults(
         sandbox: &'a Sandbox,
         body: impl AsyncFnOnce(&Self) -> Result<()>,
@@ -63,14 +62,14 @@ impl<'a> Testbed<'a> {
         let testbed = Self::of(sandbox)?;
         let outcome = body(&testbed).await;
         if outcome.is_err() {
-            // The state of the namespace is printed first, because `repair` changes it.
+            // Prints the state of the namespace before `repair` changes it.
             sandbox.print_state().await;
         }
         let repaired = testbed.repair().await;
         outcome.and(repaired)
     }
 
-    /// Starts every stopped node and daemon, resets the configuration of DNS, and uncordons all nodes.
+    /// Starts all stopped nodes and daemons, resets the DNS configuration, and uncordons all nodes.
     ///
     /// # Errors
     /// Fails if a component does not start.
@@ -88,7 +87,7 @@ impl<'a> Testbed<'a> {
         self.sandbox.env.nodes.clone()
     }
 
-    /// Stops a node as a power failure does.
+    /// Stops a node without a shutdown, as after a power failure.
     ///
     /// # Errors
     /// Fails if the node does not exist.
@@ -104,7 +103,7 @@ impl<'a> Testbed<'a> {
         self.run(&["node", "start", node]).await.map(drop)
     }
 
-    /// Stops only the kubelet of a node. [`Self::start_node`] starts the kubelet again.
+    /// Stops the kubelet of a node, but not its containers. [`Self::start_node`] starts the kubelet again.
     ///
     /// # Errors
     /// Fails if the node does not exist.
@@ -120,7 +119,7 @@ impl<'a> Testbed<'a> {
         self.run(&["daemon", "stop", name]).await.map(drop)
     }
 
-    /// Starts a daemon, and waits until it responds.
+    /// Starts a daemon of the control plane, and waits until it responds.
     ///
     /// # Errors
     /// Fails if the daemon does not respond.
@@ -128,7 +127,7 @@ impl<'a> Testbed<'a> {
         self.run(&["daemon", "start", name]).await.map(drop)
     }
 
-    /// Restarts DNS with another cache configuration: `nocache` or `cache30`.
+    /// Restarts DNS with another cache: `nocache` for none, or `cache30` for 30 s.
     ///
     /// # Errors
     /// Fails if DNS does not start again.
@@ -136,11 +135,11 @@ impl<'a> Testbed<'a> {
         self.run(&["dns", mode]).await.map(drop)
     }
 
-    /// Waits until the containers of a pod have stopped. Queries the container runtime, because the API server may be
+    /// Waits until the containers of a pod have stopped. Asks the container runtime, because the API server may be
     /// stopped.
     ///
     /// # Errors
-    /// Fails if the containers still run at the deadline.
+    /// Fails if containers still run at the time limit.
     pub async fn await_containers_stopped(&self, pod: &Pod) -> Result<()> {
         let node = node_of(pod);
         let ids = container_ids(pod);
@@ -165,18 +164,18 @@ impl<'a> Testbed<'a> {
         .await
     }
 
-    /// Kills the containers of all these pods at the same time, as the kernel does when memory is exhausted.
+    /// Kills the containers of all these pods at the same time with SIGKILL, like the kernel when memory is exhausted.
     ///
     /// # Errors
-    /// Fails if one of the containers is not running.
+    /// Fails if a container is not running.
     pub async fn kill_containers(&self, pods: &[Pod]) -> Result<()> {
         self.signal_containers(pods, "SIGKILL").await
     }
 
-    /// Sends a signal to the first process of every container in the pods. `SIGSTOP` makes the containers hang.
+    /// Sends a signal to the first process of each container of the pods. `SIGSTOP` makes a container hang.
     ///
     /// # Errors
-    /// Fails if one of the containers is not running.
+    /// Fails if a container is not running.
     pub async fn signal_containers(&self, pods: &[Pod], signal: &str) -> Result<()> {
         let mut script = String::new();
         for pod in pods {
@@ -198,11 +197,11 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
-    /// Makes the disk of a directory slow for the running containers of a pod: the kernel lets each container make only
-    /// `per_second` writes to this disk. 0 removes the limit. The limit also ends with the container.
+    /// Limits the writes of a pod's running containers to the disk of a directory, to `per_second` for each container.
+    /// 0 removes the limit. The limit ends when the container stops.
     ///
     /// # Errors
-    /// Fails if a container is not running, or the directory is not on a block device.
+    /// Fails if a container is not running, or if the directory is not on a block device.
     pub async fn limit_writes(&self, pod: &Pod, directory: &str, per_second: u32) -> Result<()> {
         let node = node_of(pod);
         let mut script = format!("directory={directory} rate={per_second}\n");
@@ -216,7 +215,7 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
-    /// Runs a shell script in the testbed's namespaces, in which the processes and volumes of the nodes are visible.
+    /// Runs a shell script in the namespaces of the testbed, which contain the processes and volumes of all nodes.
     /// Returns its output.
     ///
     /// # Errors
@@ -243,7 +242,7 @@ impl<'a> Testbed<'a> {
     }
 }
 
-/// The IDs of the pod's containers in the container runtime.
+/// The IDs of the pod's containers, as in containerd.
 fn container_ids(pod: &Pod) -> Vec<String> {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());

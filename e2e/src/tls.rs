@@ -1,6 +1,6 @@
-//! Certificates for the tests, the Secrets that contain them, and TLS clients.
+//! Certificates of the tests, manifests of TLS Secrets, and TLS clients.
 //!
-//! Each test creates its own certificates.
+//! Each test creates its own certificate authorities and certificates.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// The keys of a peer Secret in v1beta2, in this order: certificate, private key, CA certificates.
+/// The keys of a peer Secret in v1beta2: certificate, private key, CA certificates.
 pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
-/// The keys of a server Secret, in the order of [`PEER`].
+/// The keys of a server Secret, in the same order as [`PEER`].
 pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
-/// The keys of the operator's client Secret, in the order of [`PEER`].
+/// The keys of the operator's client Secret, in the same order as [`PEER`].
 pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
-/// The keys of a Secret from cert-manager, in the order of [`PEER`].
+/// The keys of a Secret from cert-manager, in the same order as [`PEER`].
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// The validity of a valid certificate: from one hour ago to one year from now, in seconds relative to now.
+/// The validity of a valid certificate, in seconds relative to now: from an hour ago to a year from now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
-/// The validity of an expired certificate, in seconds relative to now. It ended an hour ago.
+/// The validity of an expired certificate, in seconds relative to now: from a day ago to an hour ago.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
-/// A certificate authority.
+/// A certificate authority (CA).
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// The CA certificate.
@@ -53,7 +53,7 @@ impl Authority {
     /// Creates a CA with this common name.
     ///
     /// # Errors
-    /// Fails if no random numbers are available.
+    /// Fails if the operating system provides no random numbers.
     pub fn new(name: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name.push(DnType::CommonName, name);
@@ -67,7 +67,7 @@ impl Authority {
         })
     }
 
-    /// A CA that already exists, with its common name, certificate and private key.
+    /// A CA with an existing certificate and private key.
     ///
     /// # Errors
     /// Fails if `key` is invalid.
@@ -82,13 +82,13 @@ impl Authority {
         })
     }
 
-    /// The private key of the authority, in PEM.
+    /// The private key of the CA, in PEM.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Issues a certificate for servers and clients with these DNS names.
+    /// Issues a certificate for server and client authentication with these DNS names.
     ///
     /// # Errors
     /// Fails if a name is invalid.
@@ -111,7 +111,7 @@ impl Authority {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], VALID)
     }
 
-    /// Issues a client certificate that is valid for the duration `life`.
+    /// Issues a client certificate that expires after `life`.
     ///
     /// # Errors
     /// Fails if no random numbers are available.
@@ -128,7 +128,7 @@ impl Authority {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], EXPIRED)
     }
 
-    /// Issues an expired certificate for servers and clients with these DNS names.
+    /// Issues an expired certificate for server and client authentication with these DNS names.
     ///
     /// # Errors
     /// Fails if a name is invalid.
@@ -168,8 +168,8 @@ impl Authority {
         })
     }
 
-    /// A TLS client that trusts this CA, and expects the server certificate to contain `name`. It presents the
-    /// certificate `signed`, or no certificate if this is `None`.
+    /// A TLS client that trusts this CA, requires `name` in the server certificate, and presents the certificate
+    /// `signed`, if any.
     #[must_use]
     pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
         Identity {
@@ -180,7 +180,7 @@ impl Authority {
     }
 }
 
-/// The manifest of a TLS Secret. `keys` are its keys in the order of [`PEER`].
+/// The manifest of a TLS Secret with the given keys, in the order of [`PEER`].
 #[must_use]
 pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
     json!({
@@ -192,23 +192,23 @@ pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String 
     .to_string()
 }
 
-/// The certificate that a TLS client presents, and the CAs that it trusts.
+/// The settings of a TLS client.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The trusted CA certificates, in PEM.
+    /// The CA certificates that the client trusts, in PEM.
     pub ca: String,
-    /// The client certificate. `None` if the client presents none.
+    /// The certificate that the client presents, if any.
     pub own: Option<Signed>,
     /// The name that the server certificate must contain.
     pub name: String,
 }
 
 impl Identity {
-    /// Sends an HTTP request over TLS and returns the response. Any response, with any status, shows that the server
-    /// has accepted the client's certificate.
+    /// Sends an HTTP request over TLS and returns the response. Any response shows that the server has accepted the
+    /// client certificate.
     ///
     /// # Errors
-    /// Fails if one side rejects the certificate of the other.
+    /// Fails if the client or the server rejects the other's certificate.
     pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -247,7 +247,7 @@ impl Identity {
         Ok(answer)
     }
 
-    /// The options for an etcd connection of this client.
+    /// The options for an etcd connection with these settings.
     #[must_use]
     pub fn options(&self) -> ConnectOptions {
         let mut tls = TlsOptions::new()

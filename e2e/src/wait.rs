@@ -1,4 +1,4 @@
-//! Waits for conditions, instead of waiting for a fixed time.
+//! Waits until conditions are met, by polling.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Time limit for one poll. After a poll that times out, the next poll may succeed.
+/// Time limit for one poll. A poll that times out is repeated.
 const POLL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Beginnings of the messages that `kubectl` prints when the API server denies a request.
+/// Prefixes of the messages of `kubectl` when the API server denies a request.
 const DENIED: [&str; 3] = [
     "Error from server (Forbidden)",
     "Error from server (Unauthorized)",
     "error: You must be logged in to the server",
 ];
 
-/// Messages of denials that end without a change of permissions: a quota that is exceeded or not counted yet, a
-/// terminating namespace, and a new namespace without a ServiceAccount.
+/// Denials that end without a change of permissions, for example because of a quota, a terminating namespace, or a
+/// missing ServiceAccount in a new namespace.
 const TEMPORARY: [&str; 5] = [
     "exceeded quota",
     "status unknown for quota",
@@ -35,12 +35,11 @@ pub enum Poll<T> {
 
 /// Polls until the condition is met.
 ///
-/// If a single poll fails, the wait continues as after [`Poll::NotYet`], because most errors are temporary. If the API
-/// server denies a request, the wait ends, because no amount of waiting grants a permission. Only the denials in
-/// [`TEMPORARY`] do not end the wait.
+/// A failed poll is repeated, because most errors are temporary. A denied request ends the wait, because waiting does
+/// not grant a permission. The denials in [`TEMPORARY`] do not end the wait.
 ///
 /// # Errors
-/// Fails after `within`. The error contains the last state. Fails immediately if the API server denies a request.
+/// Fails after the time `within`; the error contains the last state. Fails at once if the API server denies a request.
 pub async fn until<T>(
     what: &str,
     within: Duration,
@@ -49,10 +48,10 @@ pub async fn until<T>(
     poll_until(what, within, poll, is_denial).await
 }
 
-/// Like [`until`], but continues after a denial. Use it to wait for a permission.
+/// Like [`until`], but also continues after a denial. Use this function to wait for a permission.
 ///
 /// # Errors
-/// Fails after `within`. The error contains the last state.
+/// Fails after the time `within`. The error contains the last state.
 pub async fn until_allowed<T>(
     what: &str,
     within: Duration,
@@ -61,7 +60,7 @@ pub async fn until_allowed<T>(
     poll_until(what, within, poll, |_| false).await
 }
 
-/// Whether the API server denied a request of this client or of `kubectl`.
+/// True if the API server denied a request of this client or of `kubectl`, and the denial is not in [`TEMPORARY`].
 fn is_denial(error: &Error) -> bool {
     let has = |text: &str, words: &[&str]| words.iter().any(|words| text.contains(words));
     error.chain().any(|cause| {

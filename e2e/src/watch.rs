@@ -1,4 +1,4 @@
-//! Observes every change of objects. A poll would miss states that end before the next poll.
+//! Observes every change of objects. Polling could miss a state that ends before the next poll.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Passes every change after the resource version `since` to `check`, until `check` returns a value. The API server may
-/// close a watch at any time. The next watch then continues at the last delivered version.
+/// Calls `check` for every change after the resource version `since`, until `check` returns a value. If the API server
+/// closes the watch, a new watch resumes at the last version.
 ///
 /// # Errors
-/// Fails after `within`, or if the API server no longer has the changes since the last delivered version.
+/// Fails after the time `within`, or if the API server no longer has the changes after the last version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,
@@ -30,7 +30,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // If the watch cannot be opened, the next attempt continues at the same version, so no change is missed.
+            // If the watch cannot be opened, the loop retries with the same version, so no change is missed.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

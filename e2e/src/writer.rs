@@ -1,7 +1,7 @@
-//! A client that writes continuously. At the end, every acknowledged write must exist, whatever faults occurred.
+//! A client that writes continuously. After a test with faults, every acknowledged write must exist.
 //!
-//! The client behaves like an application. It uses the client Service, reconnects after errors, and sets a deadline for
-//! each write. It writes every key only once, so a missing key proves a lost write.
+//! Like an application, the client uses the client Service, reconnects after errors, and has a deadline for each
+//! write. It writes each key only once, so a missing key is a lost write.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -24,18 +24,20 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 const PREFIX: &str = "written/";
-/// The prefix for a health-aware client, which may write at the same time as a client of the Service.
+/// The prefix for a health-aware client, so that it can run at the same time as another client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
-/// The time between two writes. It is long enough that the writes do not load the machine.
+/// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
-/// Time limit for one write. If the limit is exceeded, the outcome of the write is unknown.
+/// Time limit for one write. The outcome of a write that exceeds it is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A retrying client repeats a write for this long. This is longer than an election or a short freeze of the machine.
+/// Time limit for the retries of one write. It exceeds the time of a leader election or of a short freeze of the
+/// machine.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a client writes, and for how long it repeats a failed write.
+/// The interval and the prefix of the writes, and the time limit for retries. Without `retries`, a failed write is not
+/// repeated.
 #[derive(Clone, Copy)]
 struct WritePattern {
     every: Duration,
@@ -51,17 +53,17 @@ pub struct Writer {
     prefix: &'static str,
 }
 
-/// How a client reaches the cluster and identifies itself.
+/// How a client connects to the cluster and authenticates.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) route: Route,
     pub(crate) identity: Option<Identity>,
 }
 
-/// The addresses at which a client reaches the cluster.
+/// The addresses of the cluster for a client.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// The address of the client Service. This machine can reach it only on the testbed.
+    /// The client Service. This machine can reach Services only on the testbed.
     Service {
         services: Box<Api<Service>>,
         name: String,
@@ -69,9 +71,9 @@ pub(crate) enum Route {
         /// with a cached DNS record.
         first: String,
     },
-    /// The Services of all members, each with the health of the member.
+    /// The Services of all members, with the health that each member reports.
     Members(Arc<Vec<(String, MemberHealth)>>),
-    /// A forwarded port, which is the only way to reach a user's cluster.
+    /// A forwarded port, because this machine cannot reach the Services of a user's cluster.
     Forward {
         env: Box<crate::Env>,
         namespace: String,
@@ -79,7 +81,7 @@ pub(crate) enum Route {
     },
 }
 
-/// A connection to etcd. When it is dropped, its forwarded port is closed.
+/// A connection to etcd. Dropping it closes its forwarded port.
 pub(crate) struct Connection {
     pub(crate) client: Client,
     /// The index of the member in [`Route::Members`]. `None` if the connection uses the Service.
@@ -88,10 +90,10 @@ pub(crate) struct Connection {
 }
 
 impl Writer {
-    /// Starts the writes. Returns after the first acknowledged write.
+    /// Starts to write. Returns after the first acknowledged write.
     ///
     /// # Errors
-    /// Fails if no write is acknowledged.
+    /// Fails if etcd acknowledges no write.
     pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -104,7 +106,7 @@ impl Writer {
     /// Like [`Self::start`], for a cluster with TLS.
     ///
     /// # Errors
-    /// Fails if no write is acknowledged.
+    /// Fails if etcd acknowledges no write.
     pub async fn start_tls(sandbox: &Sandbox, cluster: &str, identity: &Identity) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -114,11 +116,11 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, Some(identity.clone())).await
     }
 
-    /// Like [`Self::start`], but repeats a failed write over a new connection, as an ordinary client library does.
-    /// After [`RETRY_TIMEOUT`], the write counts as failed.
+    /// Like [`Self::start`], but retries a failed write over a new connection, like an ordinary client library. The
+    /// write counts as failed after [`RETRY_TIMEOUT`].
     ///
     /// # Errors
-    /// Fails if no write is acknowledged.
+    /// Fails if etcd acknowledges no write.
     pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
         let pattern = WritePattern {
             every,
@@ -128,12 +130,11 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// Like [`Self::start_retrying`], but follows etcd's recommendation for clients: the client has the addresses of
-    /// all members, and does not use members that report themselves as unhealthy. Its keys have a separate prefix, so
-    /// it can run at the same time as a client of the Service.
+    /// Like [`Self::start_retrying`], but connects to all members and uses only healthy members, as etcd recommends.
+    /// Its keys have another prefix, so it can run at the same time as a client of the Service.
     ///
     /// # Errors
-    /// Fails if no write is acknowledged.
+    /// Fails if etcd acknowledges no write.
     pub async fn start_health_aware(
         sandbox: &Sandbox,
         cluster: &str,
@@ -178,10 +179,10 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Waits until `count` more writes are acknowledged, which shows that the cluster serves clients.
+    /// Waits for `count` more acknowledged writes, which show that the cluster serves clients.
     ///
     /// # Errors
-    /// Fails if the writes are not acknowledged in time.
+    /// Fails if etcd does not acknowledge them in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
         until(&format!("{count} more writes"), DEADLINE, async || {
@@ -208,16 +209,16 @@ impl Writer {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Reads the keys back with another client certificate than the writes. A test calls this if etcd no longer accepts
-    /// the certificate of the writer.
+    /// Sets the client certificate with which [`Self::finish`] reads. Use this if etcd no longer accepts the
+    /// certificate of the writes.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }
 
-    /// Stops the writes, reads every acknowledged write back, and returns the summary.
+    /// Stops the writes, reads all keys, and returns the summary.
     ///
     /// # Errors
-    /// Fails if an acknowledged write is lost or the cluster does not serve.
+    /// Fails if an acknowledged write is lost, or if the cluster does not serve clients.
     pub async fn finish(self, what: &str) -> Result<Tally> {
         let tally = self.finish_counting(what).await?;
         ensure!(
@@ -228,12 +229,13 @@ impl Writer {
         Ok(tally)
     }
 
-    /// Like [`Self::finish`], but does not fail if writes are lost. The summary lists the lost writes.
+    /// Like [`Self::finish`], but returns lost writes in the summary instead of failing.
     ///
     /// # Errors
-    /// Fails if the cluster does not serve.
+    /// Fails if the cluster does not serve clients.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
-        // The task can only be aborted between two writes, so the ledger contains the result of every write.
+        // The ledger contains all acknowledged writes, because the task records an acknowledgment before its next
+        // await, and `abort` takes effect only at an await.
         self.task.abort();
         let silence = self.silence();
         let found = until("all keys are read back", DEADLINE, async || {
@@ -256,8 +258,8 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // The line is written directly to standard error. The test harness captures the output of `eprintln!`, and
-        // hides it if the test passes.
+        // The test harness hides the output of `eprintln!` if the test passes. Writing to standard error directly
+        // shows this line always.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
@@ -305,7 +307,7 @@ impl Route {
 }
 
 impl Access {
-    /// True if the connection uses a member that does not report itself as healthy.
+    /// True if the connection leads to a member that does not report itself as healthy.
     fn must_reconnect(&self, connection: &Connection) -> bool {
         let Route::Members(members) = &self.route else {
             return false;
@@ -359,13 +361,12 @@ impl Access {
     }
 }
 
-/// The current address of the client Service, in the form that URLs need. If the Service was deleted and created again,
-/// its address is new.
+/// The current address of the client Service, as the host of a URL. A recreated Service has a new address.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     url_host(services.get(name).await.context("the client Service")?)
 }
 
-/// The address of a Service as the host of a URL: an IPv6 address has brackets.
+/// The address of a Service as the host of a URL. An IPv6 address is in brackets.
 fn url_host(service: Service) -> Result<String> {
     let address = service.spec.and_then(|spec| spec.cluster_ip);
     let address = address.context("a Service without an address")?;
@@ -375,7 +376,7 @@ fn url_host(service: Service) -> Result<String> {
     })
 }
 
-/// Writes until the task is aborted.
+/// Writes until the caller aborts the task.
 async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>) {
     let mut beat = interval(pattern.every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -404,7 +405,7 @@ async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>
     }
 }
 
-/// Sends one write, over the existing connection or a new one.
+/// Sends one write over `connection`, which is opened if it is `None`.
 async fn attempt(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -431,7 +432,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // The limit is longer than the limit of a write, because the attempt may have to open a forwarded port first.
+    // The limit exceeds that of a write, because the attempt may first have to open a forwarded port.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

@@ -1,4 +1,4 @@
-//! `EtcdBackup`: one backup or periodic backups of a cluster.
+//! `EtcdBackup`: one backup, or scheduled backups, of a cluster.
 
 mod check;
 mod columns;
@@ -41,7 +41,7 @@ text_enum! {
 }
 
 text_enum! {
-    /// What happens to the stored backups when their EtcdBackup is deleted.
+    /// What happens to the stored backups after the deletion of their EtcdBackup.
     DeletionPolicy {
         /// The operator keeps the stored backups.
         Retain = "Retain",
@@ -50,7 +50,7 @@ text_enum! {
     }
 }
 
-/// Source, schedule and destination of a backup.
+/// Desired state of an EtcdBackup.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "etcd.database.coreos.com",
@@ -172,8 +172,9 @@ text_enum! {
     "spec.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.verification, or use a bucket or a PVC"
 ))]
 pub struct EtcdBackupSpec {
-    /// Client URLs of the cluster to back up. One reachable endpoint is enough. Outside of the operator's namespace,
-    /// an administrator must grant endpoints that do not belong to an EtcdCluster of this namespace.
+    /// Client URLs of the cluster to back up. One endpoint that responds is enough. If this namespace is not the
+    /// operator's namespace, an administrator must grant endpoints that do not belong to an EtcdCluster of this
+    /// namespace.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -185,10 +186,10 @@ pub struct EtcdBackupSpec {
         "spec.etcdEndpoints must not contain an empty URL: use URLs such as http://example-client:2379"
     ))]
     pub etcd_endpoints: Vec<String>,
-    /// The EtcdCluster to back up. The operator takes endpoints, TLS and version from the EtcdCluster.
+    /// The EtcdCluster to back up. The EtcdCluster determines the endpoints, the TLS settings and the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_cluster: Option<ClusterReference>,
-    /// Name of the Secret with the client certificate for `etcdEndpoints`: `etcd-client.crt`,
+    /// Name of the Secret with the client certificate for `etcdEndpoints`. Its keys are `etcd-client.crt`,
     /// `etcd-client.key` and `etcd-client-ca.crt`.
     #[serde(
         default,
@@ -197,8 +198,8 @@ pub struct EtcdBackupSpec {
     )]
     #[schemars(schema_with = "optional_object_name")]
     pub client_tls_secret: Option<String>,
-    /// Name of the Secret with `username` and `password` for `etcdEndpoints`. Endpoints outside of this namespace must
-    /// be https URLs.
+    /// Name of the Secret with the keys `username` and `password` for `etcdEndpoints`. Endpoints in other namespaces
+    /// must then be https URLs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub auth_secret: Option<String>,
@@ -225,21 +226,22 @@ pub struct EtcdBackupSpec {
     /// Location in the operator's directory, with `storageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Compression of the stored backup. Default `none`.
+    /// Compression of the stored backup. The default is `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Encryption of the stored backup. By default, the operator does not encrypt backups.
+    /// Encryption of the stored backup. Without this field, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
-    /// Proof that the newest backup can be restored: the operator restores it in a separate pod.
+    /// Settings of the verification. The operator restores the newest backup in a separate pod to prove that it can be
+    /// restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
-    /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
-    /// with a schedule or an interval never finishes.
+    /// Seconds after which a completed or failed EtcdBackup is deleted. If not set, the EtcdBackup is kept. An
+    /// EtcdBackup with a schedule or an interval never completes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
-    /// What happens to the stored backups when this EtcdBackup is deleted. Default `Retain`.
+    /// What happens to the stored backups after the deletion of this EtcdBackup. The default is `Retain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<DeletionPolicy>,
 }
@@ -265,16 +267,16 @@ pub struct ClusterReference {
     "backupPolicy.timeZone requires a schedule: add backupPolicy.schedule or remove timeZone"
 ))]
 pub struct BackupPolicy {
-    /// Time limit of one backup, in seconds, at most 48 hours; 0 means 48 hours. If not set, the limit grows with
-    /// the size of the database.
+    /// Time limit of one backup in seconds. 0 means 48 hours, which is the maximum. If not set, the time limit depends
+    /// on the size of the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the maximum of 48 hours, or remove it"))]
     pub timeout_in_second: Option<i64>,
-    /// Seconds between backups; 0 means one backup only.
+    /// Seconds between two backups. 0 means a single backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.backupIntervalInSecond may not be negative: use 0 for one backup only"))]
     pub backup_interval_in_second: Option<i64>,
-    /// Number of backups to keep in addition to the backups that `retention` keeps; 0 means all.
+    /// Number of newest backups to keep. 0 means all backups. The field `retention` can keep more backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.maxBackups may not be negative: use 0 to keep all"))]
     pub max_backups: Option<i64>,
@@ -287,45 +289,45 @@ pub struct BackupPolicy {
         "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: correct it, and set a time zone only in backupPolicy.timeZone"
     ))]
     pub schedule: Option<String>,
-    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
+    /// Time zone of the schedule, such as `Europe/Berlin`. The default is `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Deadline in seconds for starting a missed backup. After the deadline the backup is skipped.
+    /// Time limit in seconds to start a missed backup. After this time, the operator skips the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub starting_deadline_seconds: Option<i64>,
-    /// Make no new backups while `suspend` is true.
+    /// If true, the operator starts no new backups.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
-    /// Age after which a backup is deleted, such as `720h`, even if another rule keeps it. The newest backup
-    /// is always kept.
+    /// Maximum age of backups, such as `720h`. The operator deletes older backups even if another rule keeps them, but
+    /// never the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_age: Option<DurationText>,
-    /// Number of backups to keep for each hour, day, week and month, in UTC, in addition to the newest
-    /// `maxBackups`.
+    /// Numbers of hourly, daily, weekly and monthly backups to keep, in addition to the newest `maxBackups` backups.
+    /// All times are in UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
 }
 
-/// Numbers of backups to keep. Of each of the last hours, days, weeks and months that have a backup, the
-/// newest backup is kept.
+/// Numbers of backups to keep. The operator keeps the newest backup of each hour, day, week and month, for the given
+/// number of periods that have a backup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
-    /// Number of hours for which the newest backup is kept.
+    /// Number of hours. The operator keeps the newest backup of each hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_hourly: Option<i32>,
-    /// Number of days for which the newest backup is kept.
+    /// Number of days. The operator keeps the newest backup of each day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_daily: Option<i32>,
-    /// Number of weeks for which the newest backup is kept.
+    /// Number of weeks. The operator keeps the newest backup of each week.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_weekly: Option<i32>,
-    /// Number of months for which the newest backup is kept.
+    /// Number of months. The operator keeps the newest backup of each month.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_monthly: Option<i32>,
@@ -335,22 +337,22 @@ pub struct Retention {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdBackupStatus {
-    /// Generation of the spec that this status is based on.
+    /// Generation of the spec that the operator has processed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether the newest backup is complete.
+    /// True if the newest backup is complete.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why the newest backup is not complete.
+    /// Reason why the newest backup is not complete.
     #[serde(default, rename = "Reason", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Version of the etcd server from which the newest backup came.
+    /// Version of etcd that sent the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_version: Option<String>,
     /// Revision of the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// Number of keys in the newest backup. Not set if unknown.
+    /// Number of keys in the newest backup. Not set if the operator does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
     /// Time at which the newest backup completed.
@@ -359,31 +361,31 @@ pub struct EtcdBackupStatus {
     /// Location of the newest backup, such as `s3://bucket/key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// Size of the snapshot in bytes.
+    /// Size of the newest snapshot in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
-    /// Size of the snapshot as text, such as `1.2 GiB`. For display only.
+    /// Size of the newest snapshot as text, such as `1.2 GiB`. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_text: Option<String>,
     /// Duration of the newest backup, such as `1m12s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration: Option<DurationText>,
-    /// The EtcdCluster of the spec, or else the host of the first endpoint. For display only.
+    /// Name of the EtcdCluster in the spec, or the host of the first endpoint. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// The schedule of the spec as text, such as `0 3 * * * Europe/Berlin` or `every 1h0m0s`. For display only.
+    /// Schedule of the spec as text, such as `0 3 * * * Europe/Berlin` or `every 1h0m0s`. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
     /// Time at which the next backup starts. Not set while a backup is due, waits or runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_backup_time: Option<Time>,
-    /// SHA-256 of the snapshot, in hexadecimal.
+    /// SHA-256 of the newest snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Key with which the newest backup is encrypted. Not set if it is not encrypted.
+    /// The key that encrypts the newest backup. Not set if the newest backup is not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
-    /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
+    /// Cluster ID of the newest backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// Time at which the operator started the newest backup.
@@ -392,20 +394,21 @@ pub struct EtcdBackupStatus {
     /// Time at which the newest backup completed or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Progress of a running backup.
+    /// Progress of the running or the last backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// Number of attempts at the current backup that have neither completed nor failed: the running attempt, and
-    /// attempts that were interrupted because the operator process ended.
+    /// Number of attempts at the current backup without a result. Counts the running attempt, and attempts that ended
+    /// with the operator's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
     /// The last successful verification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_verified: Option<VerifiedBackup>,
-    /// The current verification, the last one that failed, or one that waits for other verifications.
+    /// The running verification, or the last failed verification, or a verification that waits for other
+    /// verifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationStatus>,
-    /// The newest stored backups, newest first; at most ten.
+    /// The newest stored backups, at most ten, the newest first.
     #[serde(
         default,
         deserialize_with = "readable_items",
@@ -423,7 +426,7 @@ pub struct EtcdBackupStatus {
 }
 
 impl EtcdBackupSpec {
-    /// The storage blocks of the spec.
+    /// The storage locations of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),
@@ -440,7 +443,7 @@ impl EtcdBackupSpec {
         given(self.client_tls_secret.as_ref())
     }
 
-    /// Whether backups follow a schedule or an interval.
+    /// True if the EtcdBackup has a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.backup_policy
             .as_ref()
@@ -449,7 +452,7 @@ impl EtcdBackupSpec {
 }
 
 impl BackupPolicy {
-    /// Whether backups follow a schedule or an interval.
+    /// True if the policy has a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.schedule.is_some()
             || self
@@ -464,14 +467,14 @@ impl S3Source {
         given(self.aws_secret.as_ref())
     }
 
-    /// The URL of the endpoint. `None` if the field is missing or empty, which means AWS.
+    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
     pub fn endpoint(&self) -> Option<&str> {
         given(self.endpoint.as_ref())
     }
 }
 
 impl EtcdBackup {
-    /// The conditions of the status. Empty if the object has no status.
+    /// The conditions in the status. Empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

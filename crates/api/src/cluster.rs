@@ -51,17 +51,17 @@ use crate::duration::DurationText;
 use crate::schema::is_false;
 use crate::version::{DEFAULT_REPOSITORY, DEFAULT_VERSION};
 
-/// Minimum number of members of a cluster.
+/// The minimum of `spec.size`.
 pub const MIN_SIZE: i32 = 1;
-/// Maximum number of members of a cluster.
+/// The maximum of `spec.size`.
 pub const MAX_SIZE: i32 = 7;
-/// Default of `spec.memberReplacement.after`, in seconds.
+/// The default of `spec.memberReplacement.after`, in seconds.
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
-/// Default of `spec.memberReplacement.keepVolumes`, in seconds.
+/// The default of `spec.memberReplacement.keepVolumes`, in seconds.
 pub const DEFAULT_KEEP_VOLUMES_SECONDS: u64 = 3600;
-/// Default of `spec.recovery.keepVolumes`, in seconds.
+/// The default of `spec.recovery.keepVolumes`, in seconds.
 pub const DEFAULT_KEEP_RECOVERED_SECONDS: u64 = 3600;
-/// Default of `spec.recovery.after`, in seconds.
+/// The default of `spec.recovery.after`, in seconds.
 pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
 /// Desired state of an EtcdCluster.
@@ -127,13 +127,13 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
 pub struct EtcdClusterSpec {
-    /// Desired number of members, 1 to 7. Use an odd number: an even number tolerates no more failures than
-    /// the odd number below it.
+    /// Number of members, from 1 to 7. Use an odd number, because one more member does not increase the number of
+    /// failures that the cluster tolerates.
     #[serde(default = "default_size")]
     #[schemars(range(min = 1, max = 7))]
     #[x_kube(validation = ("self >= 1 && self <= 7", "spec.size must be 1 to 7: use 3 or 5, or 1 for tests"))]
     pub size: i32,
-    /// Version of etcd, such as `3.7.3`. A leading `v` is accepted. 3.4 to 3.7 are supported and tested.
+    /// Version of etcd, such as `3.7.3`, with or without a leading `v`. The operator supports 3.4 to 3.7.
     #[serde(default = "default_version")]
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(validation = (
@@ -141,26 +141,28 @@ pub struct EtcdClusterSpec {
         "spec.version must be a full version such as 3.7.3: use major, minor and patch number, not a tag such as latest"
     ))]
     pub version: String,
-    /// Repository of the image. The image is `<repository>:v<version>`.
+    /// Repository of the etcd image. The operator uses the image `<repository>:v<version>`.
     #[serde(default = "default_repository")]
     #[schemars(length(min = 1, max = 255))]
     pub repository: String,
-    /// Stop all changes to the cluster. The operator still updates the status.
+    /// If true, the operator does not change the cluster. It still updates the status.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// Start of the first members: all together (`Parallel`), or first one member and then the others one by one
-    /// (`Seed`).
+    /// `Parallel`: the first members start at the same time. `Seed`: one member starts first, and the others join one
+    /// by one.
     #[serde(default)]
     pub bootstrap: BootstrapMode,
-    /// Host names of members: `Service` (a Service for each member) or `Pod` (pod names under the headless
-    /// Service). If not set, the operator uses `Service`, unless the given certificates cover only pod names.
+    /// Host names of members. `Service`: each member has a Service. `Pod`: the host names are pod names under the
+    /// headless Service. If not set, the operator uses `Service`, or `Pod` if the static certificates have only pod
+    /// names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_address: Option<MemberAddress>,
-    /// Stop all members and keep their volumes. If set back to false, the same cluster starts again.
+    /// If true, the operator stops all members and keeps their volumes. If set back to false, the members start again
+    /// with their data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hibernate: bool,
-    /// Reject requests to delete this EtcdCluster or its namespace until this field is false. Two
-    /// ValidatingAdmissionPolicies of the Helm chart enforce this field. Without the policies, the field has no effect.
+    /// If true, the API server rejects the deletion of this EtcdCluster and of its namespace. This requires the two
+    /// ValidatingAdmissionPolicies of the Helm chart.
     #[serde(default, skip_serializing_if = "is_false")]
     pub protected: bool,
     /// Pods of the members.
@@ -175,28 +177,28 @@ pub struct EtcdClusterSpec {
     /// PodDisruptionBudget of the voters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudgetPolicy>,
-    /// When the operator replaces a member that is down.
+    /// Settings for the replacement of members that are down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_replacement: Option<MemberReplacement>,
-    /// What the operator does after a permanent loss of quorum.
+    /// Settings for the recovery after a permanent loss of the quorum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
     /// Options of etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdOptions>,
-    /// Maintenance of the members' databases: full databases and defragmentation.
+    /// Maintenance of the databases: defragmentation, and full databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upkeep: Option<Upkeep>,
-    /// Credentials for a cluster with authentication.
+    /// Credentials of the operators for a cluster with authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
     /// NetworkPolicy of the members. If not set, the operator creates no NetworkPolicy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkAccess>,
-    /// Periodic backups of the cluster to one location.
+    /// Scheduled backups of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
-    /// Advice that the condition `Advisable` does not report, by name, such as `NoBackup`.
+    /// Names of advice that the condition `Advisable` does not report, such as `NoBackup`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub silenced_advice: Vec<Advice>,
@@ -230,21 +232,21 @@ impl Default for EtcdClusterSpec {
 }
 
 impl EtcdClusterSpec {
-    /// Whether members keep their data on PVCs.
+    /// True if members have volumes.
     pub fn is_durable(&self) -> bool {
         self.pod
             .as_ref()
             .is_some_and(|pod| pod.persistent_volume_claim_spec.is_some())
     }
 
-    /// `spec.memberAddress`, or `Service` if not set.
+    /// `spec.memberAddress`. The default is `Service`.
     pub fn member_address(&self) -> MemberAddress {
         self.member_address
             .clone()
             .unwrap_or(MemberAddress::Service)
     }
 
-    /// `spec.pod.ClusterDomain`, or an empty text.
+    /// `spec.pod.ClusterDomain`. The default is an empty text.
     pub fn cluster_domain(&self) -> &str {
         self.pod
             .as_ref()
@@ -252,21 +254,21 @@ impl EtcdClusterSpec {
             .unwrap_or_default()
     }
 
-    /// Whether the operator creates a PodDisruptionBudget for the voters.
+    /// True if the cluster has a PodDisruptionBudget.
     pub fn has_disruption_budget(&self) -> bool {
         self.pod_disruption_budget
             .as_ref()
             .is_none_or(|budget| budget.enabled)
     }
 
-    /// Whether the operator creates a NetworkPolicy for the members.
+    /// True if the cluster has a NetworkPolicy.
     pub fn has_network_policy(&self) -> bool {
         self.network_policy
             .as_ref()
             .is_some_and(|access| access.enabled)
     }
 
-    /// How long a member may be down on a lost node before the operator replaces it.
+    /// The time for which a member may be down on a lost node before the operator replaces the member.
     pub fn replace_after(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -277,7 +279,8 @@ impl EtcdClusterSpec {
             ))
     }
 
-    /// How long the operator keeps the volume of a member that another client or a user has removed from etcd.
+    /// The time for which the operator keeps the volume of a member that a user or other software has removed from
+    /// etcd.
     pub fn keep_volumes(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -286,7 +289,7 @@ impl EtcdClusterSpec {
             .unwrap_or(std::time::Duration::from_secs(DEFAULT_KEEP_VOLUMES_SECONDS))
     }
 
-    /// Whether the operator recovers a lost quorum without an approval.
+    /// True if the operator recovers a lost quorum without an approval.
     pub fn recovers_automatically(&self) -> bool {
         let policy = self
             .recovery
@@ -295,7 +298,7 @@ impl EtcdClusterSpec {
         policy == Some(&RecoveryPolicy::Automatic)
     }
 
-    /// How long the operator keeps the old volumes after a recovery.
+    /// The time for which the operator keeps the old volumes after a recovery.
     pub fn keep_recovered_volumes(&self) -> std::time::Duration {
         self.recovery
             .as_ref()
@@ -306,7 +309,7 @@ impl EtcdClusterSpec {
             ))
     }
 
-    /// How long the quorum must have been lost before an automatic recovery starts.
+    /// The time for which the quorum must be lost before a recovery without an approval starts.
     pub fn recover_after(&self) -> std::time::Duration {
         self.recovery
             .as_ref()
@@ -319,7 +322,7 @@ impl EtcdClusterSpec {
 }
 
 impl EtcdCluster {
-    /// The conditions of the status. Empty if the object has no status.
+    /// The conditions in the status. Empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

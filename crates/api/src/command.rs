@@ -1,15 +1,15 @@
-//! The commands that messages show to users.
+//! Commands in messages for users.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// The command that sets an annotation. `kind` is the kind of the object in lower case.
+/// The command that sets an annotation. `kind` is the kind in lower case.
 pub fn annotate(kind: &str, object: &ObjectMeta, annotation: &str, value: &str) -> String {
     let namespace = object.namespace.as_deref().unwrap_or_default();
     let name = object.name.as_deref().unwrap_or_default();
     format!("`kubectl -n {namespace} annotate {kind} {name} {annotation}={value} --overwrite`")
 }
 
-/// The command of the plugin that makes a backup of a cluster now.
+/// The command that makes a backup of a cluster with the plugin.
 pub fn backup(namespace: &str, cluster: &str) -> String {
     format!("`kubectl etcd -n {namespace} backup {cluster}`")
 }

@@ -1,12 +1,12 @@
-//! Conditions: types, reasons, and the function that sets a condition.
+//! The types, reasons and changes of conditions.
 //!
-//! The functions do not read a clock. The caller passes the time.
+//! These functions read no clock, because the caller passes the time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::text::text_enum;
 
-/// Declares an enum of reasons for conditions, Events and metrics. The text of each reason is the name of its variant.
+/// Declares an enum of reasons. The text of a reason is the name of its variant.
 #[macro_export]
 macro_rules! reasons {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)+ }) => {
@@ -28,7 +28,7 @@ macro_rules! reasons {
             }
 
             /// The reason with this text. `None` if this release does not know the text, for example because another
-            /// release has written it.
+            /// release wrote it.
             pub fn parse(text: &str) -> Option<Self> {
                 let mut all = Self::ALL.iter().copied();
                 all.find(|reason| reason.as_str() == text)
@@ -52,27 +52,27 @@ macro_rules! reasons {
 text_enum! {
     /// Type of a condition.
     ConditionType {
-        /// The actual state matches the spec.
+        /// The state of the object matches its spec.
         Ready = "Ready",
-        /// The operator is working towards the spec. An object has this condition only while the status is True.
+        /// The operator is working towards the spec. The condition exists only while it is True.
         Reconciling = "Reconciling",
-        /// The operator cannot continue until a user acts. An object has this condition only while the status is True.
+        /// The operator cannot continue until a user acts. The condition exists only while it is True.
         Stalled = "Stalled",
-        /// The cluster answers linearizable reads: a quorum of voters is healthy.
+        /// A quorum of voters is healthy, so that the cluster serves linearizable reads.
         Available = "Available",
-        /// The operator is working towards the spec. Otherwise, the status is False.
+        /// The operator is working towards the spec.
         Progressing = "Progressing",
-        /// The operator found a problem that it cannot repair, or must not repair without a user.
+        /// A problem that the operator cannot repair, or must not repair without the user.
         Degraded = "Degraded",
-        /// A lost member is restarting, or the operator is replacing it.
+        /// A lost member restarts, or the operator replaces it.
         Recovering = "Recovering",
         /// The operator is changing the number of members.
         Scaling = "Scaling",
-        /// The operator is changing the version of etcd.
+        /// The operator is changing the etcd version.
         Upgrading = "Upgrading",
-        /// Every field of the spec takes effect in this release.
+        /// Every field of the spec has an effect in this release.
         FieldsInEffect = "FieldsInEffect",
-        /// The spec follows the project's recommendations: an odd size, a tested version.
+        /// The spec follows the project's recommendations, such as an odd size.
         Advisable = "Advisable",
         /// The newest backup of an EtcdBackup, or the restore of an EtcdRestore, is complete.
         Complete = "Complete",
@@ -80,9 +80,9 @@ text_enum! {
         Failed = "Failed",
         /// The certificates of a cluster with TLS are valid.
         TlsReady = "TLSReady",
-        /// The stored backups of a periodic backup match its retention policy.
+        /// The stored backups of a scheduled EtcdBackup match its retention.
         RetentionApplied = "RetentionApplied",
-        /// The newest verification of an EtcdBackup has restored its backup.
+        /// The last verification of the EtcdBackup restored its backup.
         Verified = "Verified",
     }
 }
@@ -90,39 +90,39 @@ text_enum! {
 text_enum! {
     /// Reason of a condition.
     Reason {
-        /// The actual state matches the spec.
+        /// The state matches the spec.
         AsDesired = "AsDesired",
-        /// The operator has not reconciled the object yet, or cannot determine the state.
+        /// The operator has not reconciled the object yet, or does not know the state.
         Unknown_ = "Unknown",
-        /// The spec is invalid: the message names the field and the remedy.
+        /// The spec is invalid. The message names the field and the remedy.
         InvalidSpec = "InvalidSpec",
-        /// The spec uses fields that this release accepts and ignores.
+        /// The spec has fields that this release accepts and ignores.
         NotYetInEffect = "NotYetInEffect",
-        /// All fields of the spec are in effect.
+        /// All fields of the spec have an effect.
         AllInEffect = "AllInEffect",
-        /// The spec uses a field that this release does not support and cannot safely ignore.
+        /// The spec has a field that this release does not support and must not ignore.
         NotSupported = "NotSupported",
         /// The spec has an even number of members.
         EvenSize = "EvenSize",
-        /// The spec has a version that the project does not test.
+        /// The spec has an etcd version that the project does not test.
         UntestedVersion = "UntestedVersion",
         /// The spec follows the project's recommendations.
         AsAdvised = "AsAdvised",
-        /// The operator changes nothing, because `spec.paused` is set.
+        /// `spec.paused` is set, so the operator does not change the cluster.
         Paused = "Paused",
-        /// `spec.hibernate` is set: no member runs, the operator keeps the volumes.
+        /// `spec.hibernate` is set, and no member runs.
         Hibernated = "Hibernated",
-        /// The operator is stopping the members, because `spec.hibernate` is set.
+        /// `spec.hibernate` is set, and the operator is stopping the members.
         Hibernating = "Hibernating",
-        /// A restore holds the lock of the EtcdCluster.
+        /// A restore has locked the EtcdCluster.
         Restoring = "Restoring",
         /// The operator is starting the first members.
         Bootstrapping = "Bootstrapping",
-        /// The cluster has formed and a quorum answers.
+        /// The cluster has formed and has a quorum.
         QuorumHealthy = "QuorumHealthy",
-        /// A quorum answers, but the client Service has no endpoint.
+        /// The cluster has a quorum, but the client Service has no endpoint.
         NoEndpoint = "NoEndpoint",
-        /// No quorum of voters answers.
+        /// The cluster has no quorum.
         QuorumLost = "QuorumLost",
         /// The operator is adding members.
         AddingMembers = "AddingMembers",
@@ -132,39 +132,39 @@ text_enum! {
         LearnerCatchingUp = "LearnerCatchingUp",
         /// A member is down.
         MemberDown = "MemberDown",
-        /// The operator is replacing a dead member.
+        /// The operator is replacing a lost member.
         ReplacingMember = "ReplacingMember",
-        /// A member's pod cannot start: the message states the cause.
+        /// A pod cannot start. The message contains the cause.
         PodNotStarting = "PodNotStarting",
-        /// The image of the version cannot be pulled.
+        /// The kubelet cannot pull the image of the version.
         ImageNotFound = "ImageNotFound",
-        /// A required volume is missing: the message states the cause.
+        /// A required volume is missing. The message contains the cause.
         StorageMissing = "StorageMissing",
-        /// The operator's last step failed: the message states the cause.
+        /// The last step of the operator failed. The message contains the cause.
         StepFailed = "StepFailed",
         /// The operator is working on the object.
         InProgress = "InProgress",
-        /// The backup or the restore has not begun.
+        /// The backup or the restore has not started.
         Pending = "Pending",
         /// The backup or the restore is complete.
         Succeeded = "Succeeded",
         /// The next backup is scheduled.
         Scheduled = "Scheduled",
-        /// The operator makes no new backups: `suspend` is set.
+        /// `suspend` is set, so the operator starts no new backups.
         Suspended = "Suspended",
         /// The certificates are valid.
         CertificatesHold = "CertificatesHold",
-        /// A TLS Secret cannot be read.
+        /// The operator cannot read a TLS Secret.
         SecretUnreadable = "SecretUnreadable",
         /// A TLS Secret lacks a key.
         KeyMissing = "KeyMissing",
-        /// A certificate or a private key cannot be read.
+        /// The operator cannot parse a certificate or a private key.
         CertificateUnreadable = "CertificateUnreadable",
         /// A private key does not match its certificate.
         KeyMismatch = "KeyMismatch",
-        /// A certificate is not signed by the certificate authority (CA) that must sign it.
+        /// The required certificate authority (CA) has not signed the certificate.
         UnknownAuthority = "UnknownAuthority",
-        /// All CAs were replaced in one step, while members still run that trust the previous CAs.
+        /// All CAs were replaced at once, but running members trust only the previous CAs.
         AuthorityReplaced = "AuthorityReplaced",
         /// A CA certificate has expired.
         AuthorityExpired = "AuthorityExpired",
@@ -172,51 +172,51 @@ text_enum! {
         CertificateExpired = "CertificateExpired",
         /// A certificate is not valid yet.
         CertificateNotYetValid = "CertificateNotYetValid",
-        /// The key usage of a certificate does not allow its purpose.
+        /// The certificate may not be used for its purpose.
         WrongUsage = "WrongUsage",
-        /// The names of a certificate do not cover the members.
+        /// The certificate lacks names of the members.
         NameNotCovered = "NameNotCovered",
-        /// A Secret, or a key in it, is missing.
+        /// A Secret or one of its keys is missing.
         SecretMissing = "SecretMissing",
-        /// The bucket or container does not exist.
+        /// The bucket or the container does not exist.
         BucketMissing = "BucketMissing",
-        /// The store refused the credentials.
+        /// The store rejected the credentials.
         AccessDenied = "AccessDenied",
-        /// The store could not be reached.
+        /// The operator could not connect to the store.
         StoreUnreachable = "StoreUnreachable",
-        /// No endpoint of the etcd cluster answered.
+        /// The operator could not connect to etcd.
         EtcdUnreachable = "EtcdUnreachable",
-        /// The referenced EtcdCluster does not exist.
+        /// The EtcdCluster in the spec does not exist.
         ClusterMissing = "ClusterMissing",
-        /// The target cluster exists and has data.
+        /// The EtcdCluster to restore exists and has data.
         ClusterExists = "ClusterExists",
-        /// The referenced backup does not exist.
+        /// The backup in the spec does not exist.
         BackupMissing = "BackupMissing",
-        /// The stored bytes differ from the bytes that were sent.
+        /// The checksum of the stored backup differs from the sent bytes.
         ChecksumMismatch = "ChecksumMismatch",
-        /// The stored backup cannot be read as a snapshot.
+        /// The stored backup is not a readable snapshot.
         SnapshotUnreadable = "SnapshotUnreadable",
-        /// The work did not complete before its deadline.
+        /// The work exceeded its time limit.
         DeadlineExceeded = "DeadlineExceeded",
-        /// The operator process ended during each of several attempts.
+        /// Several attempts ended with the operator's process.
         AttemptsCutOff = "AttemptsCutOff",
-        /// The seed member could not be prepared: the message states the cause.
+        /// The seed of the restore failed. The message contains the cause.
         SeedFailed = "SeedFailed",
         /// The EtcdRestore was deleted before the restore was complete.
         Cancelled = "Cancelled",
-        /// The installed CRD is older than the operator and lacks a field that the operator must record.
+        /// The installed CRD is older than the operator, and lacks a field that the operator must store.
         DefinitionOutdated = "DefinitionOutdated",
     }
 }
 
-/// Status of a condition.
+/// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
     /// The condition holds.
     True,
     /// The condition does not hold.
     False,
-    /// The operator cannot determine whether the condition holds.
+    /// The operator does not know whether the condition holds.
     Unknown,
 }
 
@@ -237,21 +237,21 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// The content of a condition to set.
+/// The content of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Type of the condition.
     pub kind: ConditionType,
-    /// Whether the condition holds.
+    /// The status of the condition.
     pub status: ConditionStatus,
-    /// The cause, as one word in PascalCase.
+    /// The reason, as one word in PascalCase.
     pub reason: Reason,
-    /// The cause, as a sentence. For a problem, it contains the field and the remedy.
+    /// The message, as a sentence. For a problem, it names the field and the remedy.
     pub message: String,
 }
 
 impl Finding {
-    /// Creates the content of a condition of the type `kind`.
+    /// Creates the content of a condition.
     pub fn new(
         kind: ConditionType,
         status: impl Into<ConditionStatus>,
@@ -267,11 +267,11 @@ impl Finding {
     }
 }
 
-/// Maximum length of a condition's message in bytes. Longer messages are cut off.
+/// The maximum length of a message in bytes. Longer messages are truncated.
 pub const MAX_MESSAGE: usize = 32 * 1024;
 
-/// Sets a condition in the list and keeps the order of the list. The transition time changes only if the status
-/// changes. Returns whether the condition has changed.
+/// Sets a condition without a change of the order of the list. The transition time changes only with the status.
+/// Returns true if the condition has changed.
 pub fn set(
     conditions: &mut Vec<Condition>,
     finding: &Finding,
@@ -311,14 +311,14 @@ pub fn set(
     }
 }
 
-/// The condition of this type. `None` if the list does not contain it.
+/// The condition of this type. `None` if it does not exist.
 pub fn find<'a>(conditions: &'a [Condition], kind: &ConditionType) -> Option<&'a Condition> {
     conditions
         .iter()
         .find(|condition| condition.type_ == kind.as_str())
 }
 
-/// Whether the condition of this type exists and has the status `True`.
+/// True if the condition of this type has the status `True`.
 pub fn is_true(conditions: &[Condition], kind: &ConditionType) -> bool {
     find(conditions, kind).is_some_and(|condition| condition.status == "True")
 }

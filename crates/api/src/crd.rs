@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions of the three kinds.
+//! The CRDs of the three kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON,
@@ -8,15 +8,15 @@ use serde_json::json;
 
 use crate::{EtcdBackup, EtcdCluster, EtcdRestore};
 
-/// All three definitions.
+/// All three CRDs.
 pub fn all() -> Vec<CustomResourceDefinition> {
     let mut all = vec![EtcdCluster::crd(), EtcdBackup::crd(), EtcdRestore::crd()];
     all.iter_mut().for_each(default_status);
     all
 }
 
-/// Sets a default status with a generation that no spec has. Tools that use kstatus regard an object without a status
-/// as ready. With this default, they wait until the operator has written the status.
+/// Sets a default status whose generation never equals that of a spec. Without this, kstatus would consider a new
+/// object ready. With it, tools wait until the operator has written the status.
 fn default_status(definition: &mut CustomResourceDefinition) {
     for version in &mut definition.spec.versions {
         let schema = version.schema.as_mut();

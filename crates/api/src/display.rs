@@ -1,6 +1,6 @@
-//! Texts for the columns of kubectl, which cannot format numbers.
+//! Formats numbers for the columns of kubectl.
 
-/// A size in bytes, such as `24.0 MiB`.
+/// Formats a size in bytes, such as `24.0 MiB`.
 pub fn bytes(size: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -16,7 +16,7 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
-/// A duration in seconds, in the format of [`crate::duration::DurationText`]: `45s`, `12m5s`, `1h0m5s`.
+/// Formats a number of seconds like [`crate::duration::DurationText`], such as `45s`, `12m5s` or `1h0m5s`.
 pub fn duration(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -1,6 +1,6 @@
-//! Durations in the format of Go (`60s`, `1h30m`), which Kubernetes uses.
+//! Durations in Go's format (`60s`, `1h30m`), which Kubernetes uses.
 //!
-//! The text is stored unchanged, so that validation can report an invalid text.
+//! The original text is kept, so that validation can report an invalid text.
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -1,9 +1,8 @@
-//! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and
-//! the validation that needs no I/O.
+//! The three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and their validation.
 //!
-//! This crate contains only types and pure functions: no client, no I/O, no clock, no randomness. The schema contains
-//! every check that an API server can make (bounds, enums, CEL rules). `validate` repeats the checks that protect an
-//! operator from objects that are older than the schema.
+//! This crate contains only types and pure functions: no I/O, no clock, no randomness. The schemas of the CRDs contain
+//! all checks that an API server can make. `validate` repeats checks that protect the operators, because an object may
+//! be older than the schema.
 
 #![allow(
     unreachable_pub,

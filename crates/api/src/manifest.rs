@@ -1,4 +1,4 @@
-//! The manifest: the JSON object at `<key>.manifest.json` that describes the backup at `<key>`.
+//! The manifest of a stored backup: a JSON object with the key `<key>.manifest.json`.
 //!
 //! The backup operator writes the manifest, the restore operator reads it.
 
@@ -8,79 +8,77 @@ use serde::{Deserialize, Serialize};
 use crate::backup::EncryptionKey;
 use crate::cluster::EtcdClusterSpec;
 
-/// Suffix that is appended to the key of a backup to get the key of its manifest.
+/// The suffix of the keys of manifests.
 pub const MANIFEST_SUFFIX: &str = ".manifest.json";
 
-/// The key of the manifest of the backup at `key`.
+/// The key of the manifest for the backup with this key.
 pub fn manifest_key(key: &str) -> String {
     format!("{key}{MANIFEST_SUFFIX}")
 }
 
-/// The description of a stored backup. Unknown fields are ignored, so newer manifests can be read.
+/// The manifest of a stored backup. Unknown fields are ignored, so that newer manifests can be read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupManifest {
-    /// Version of the manifest's format, which is 1.
+    /// Version of the format, which is 1.
     pub format_version: u32,
-    /// Version of the etcd server that sent the snapshot.
+    /// Version of etcd that sent the snapshot.
     pub etcd_version: String,
     /// Cluster ID, in hexadecimal without leading zeros.
     #[serde(rename = "clusterID")]
     pub cluster_id: String,
-    /// Revision of the snapshot itself, not the revision at the start of the stream.
+    /// Revision of the snapshot, which may be later than the revision at the start of the transfer.
     pub revision: i64,
-    /// Size in bytes of the snapshot as etcd sent it: uncompressed, with the hash at its end.
+    /// Size of the snapshot in bytes, with etcd's hash at its end, before compression and encryption.
     pub size: i64,
-    /// SHA-256, in hexadecimal, of the snapshot as etcd sent it, with the hash at its end. If the stored object is neither
-    /// compressed nor encrypted, `sha256sum` of the object prints the same value.
+    /// SHA-256 of the snapshot in hexadecimal, with etcd's hash at its end, before compression and encryption.
     pub sha256: String,
-    /// etcd's own hash of the keys at that revision (`HashKV`), with which a restore compares its keys. `None` for
-    /// large databases.
+    /// Hash of all keys at this revision (`HashKV`). A restore compares it with the hash of its keys. `None` for large
+    /// databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
-    /// Number of keys at that revision, with which a verification compares the restored keys. `None` if unknown, for
-    /// example for very large databases.
+    /// Number of keys at this revision. A verification compares it with the number of restored keys. `None` if
+    /// unknown, for example for very large databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// How the stored object is compressed: `none` or `zstd`.
+    /// Compression of the stored object: `none` or `zstd`.
     pub compression: String,
     /// Size of the stored object in bytes. `None` if it equals `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// How the stored object is encrypted. `None` if it is not encrypted. The object is compressed before it is encrypted.
+    /// Encryption of the stored object, which is compressed before it is encrypted. `None` without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<ManifestEncryption>,
-    /// SHA-256, in hexadecimal, of the stored object, as `sha256sum` prints it. Only set if the object is encrypted, so that
-    /// a program without the key can check the object.
+    /// SHA-256 of the encrypted object in hexadecimal, so that programs without the key can check the object. `None`
+    /// without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_sha256: Option<String>,
-    /// The store's identifier of this upload, such as an entity tag or a generation. After a crash, the operator
-    /// recognizes its own upload by this identifier. No other check uses it, because a copy of the object has another
-    /// identifier.
+    /// The store's identifier of the upload, such as an ETag. After a crash, the operator recognizes its own upload by
+    /// it. Nothing else compares it, because a copy of the object has another identifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_tag: Option<String>,
-    /// Time at which the snapshot was taken.
+    /// Time of the snapshot.
     pub created_at: Time,
-    /// UID of the EtcdBackup. If an operator crashed before it wrote the status, the next process recognizes the backup
-    /// by this UID.
+    /// UID of the EtcdBackup. If an operator crashes before it writes the status, its next process recognizes the
+    /// backup by this UID.
     #[serde(rename = "backupUID", default, skip_serializing_if = "Option::is_none")]
     pub backup_uid: Option<String>,
-    /// The EtcdCluster that was backed up. `None` if unknown.
+    /// The EtcdCluster of the backup. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ManifestCluster>,
 }
 
-/// How a stored object is encrypted. The header of the object also contains the ID of the key.
+/// The encryption of a stored object. The object itself starts with the ID of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestEncryption {
-    /// Name of the format.
+    /// Name of the encryption format.
     pub format: String,
-    /// Key with which the object is encrypted.
+    /// The key that encrypts the object.
     pub key: EncryptionKey,
 }
 
-/// The EtcdCluster that was backed up.
+/// The EtcdCluster of a backup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestCluster {

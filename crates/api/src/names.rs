@@ -1,6 +1,6 @@
-//! All names that connect objects: API group, labels, annotations, Service names, member names and URLs.
+//! The names that connect objects: labels, annotations, finalizers, names of objects, and URLs.
 //!
-//! The functions only build and parse texts.
+//! These functions only build and parse texts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
 
-/// Label on every object of a cluster, with the value [`APP`].
+/// Label of all objects of a cluster. Its value is [`APP`].
 pub const LABEL_APP: &str = "app";
 /// Value of [`LABEL_APP`].
 pub const APP: &str = "etcd";
@@ -20,111 +20,109 @@ pub const APP: &str = "etcd";
 pub const LABEL_CLUSTER: &str = "etcd_cluster";
 /// Label with the name of the member, on its pod, PVC and Service.
 pub const LABEL_MEMBER: &str = "etcd_node";
-/// Label with the member's role: [`ROLE_VOTER`], [`ROLE_BUSY`] or [`ROLE_LEARNER`].
+/// Label with the role of a pod: [`ROLE_VOTER`], [`ROLE_BUSY`] or [`ROLE_LEARNER`].
 pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
-/// Value of [`LABEL_ROLE`] for a voter. The PodDisruptionBudget selects this value.
+/// Value of [`LABEL_ROLE`] for voters, which the PodDisruptionBudget selects.
 pub const ROLE_VOTER: &str = "voter";
-/// Value of [`LABEL_ROLE`] for a learner.
+/// Value of [`LABEL_ROLE`] for learners.
 pub const ROLE_LEARNER: &str = "learner";
 /// Value of [`LABEL_ROLE`] for a drained voter, which is about to stop or is being defragmented. The client Service
-/// does not select this voter.
+/// does not select this value.
 pub const ROLE_BUSY: &str = "busy";
-/// Label with the end of the cluster token, on every pod. The client Service selects pods by this label, so it never
-/// selects pods of another etcd cluster of the same name. Such pods may remain after an abandoned bootstrap or after a
-/// restore.
+/// Pod label with the end of the cluster token, which the client Service selects. Pods of an earlier etcd cluster with
+/// the same name have another token, so they never become endpoints.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
-/// Label that no pod has. Until the status contains the cluster ID, the client Service selects pods with this label, so
-/// that it has no endpoints.
+/// Label that no pod has. The client Service selects it until the status has a cluster ID, so that the Service has no
+/// endpoints.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
-/// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
+/// Pod annotation with the time at which the pod was drained ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
 /// Pod annotation with the etcd version for which the pod was created.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
-/// Annotation on a PVC with the etcd version that last served the data on the volume, if the next pod starts with
-/// another version. The operator removes the annotation when the next version has served.
+/// Annotation of a PVC with the etcd version that last served its data. It exists while the pod changes to another
+/// version, until that version has served.
 pub const ANNOTATION_SERVED: &str = "etcd.database.coreos.com/served-version";
-/// Pod annotation with the image that the operator requested. The image in the pod may differ, because a webhook may
-/// have changed it.
+/// Pod annotation with the image that the operator requested. A webhook may have changed the image in the pod.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
-/// Pod annotation with two values from the time at which the image was changed in place: the version that ran before,
-/// and the restart count of the container. The operator removes the annotation when the member is healthy again.
+/// Pod annotation for a change of the image in place: the previous version, and the restarts of the container before
+/// the change. The operator removes it when the member is healthy again.
 pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
-/// Annotation with the cluster token, on every pod and PVC.
+/// Annotation of pods and PVCs with the cluster token.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
-/// Annotation with the cluster ID, on every pod and PVC. The annotation is missing until the status contains the ID.
+/// Annotation of pods and PVCs with the cluster ID. It is missing until the status has a cluster ID.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
-/// Annotation on the PVC of a first member: the names of all first members, separated by commas.
+/// Annotation of the PVCs of the first members with the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
-/// Annotation on the PVC of a member that was removed from etcd. Before the operator removes a member, it sets the
-/// value `operator`. If another client has removed the member, the value is the time at which the operator noticed the
-/// removal. It has the suffix `/majority` if a majority of the voters was removed.
+/// Annotation of the PVC of a removed member. The value is `operator` if the operator removes the member. Otherwise it
+/// is the time at which the operator noticed the removal, with the suffix `/majority` if a majority of voters was
+/// removed.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
-/// Annotation on the Service of a member. The operator sets it before it creates a pod for the member. If the
-/// annotation is set and the pod is missing, the pod may have been lost.
+/// Annotation of a member's Service, set before the operator creates the member's pod. If it is set and the pod is
+/// missing, the pod may have been lost.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
-/// Annotation that locks an `EtcdCluster` for a restore. Its value is the UID of the `EtcdRestore` that holds the lock.
+/// Annotation that locks an `EtcdCluster` for a restore. Its value is the UID of the `EtcdRestore`.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
-/// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting this annotation to
-/// the cluster ID.
+/// Annotation of an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting it to the cluster
+/// ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation on an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of a CA contains
-/// the value for which the CA was created.
+/// Annotation of an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of a CA has the
+/// value at the creation of the CA.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
-/// Annotation with which a user lets one change start without the backup that `spec.backup.beforeChanges` requires: on
-/// an `EtcdCluster` with the value of [`crate::cluster::backup_waiver`], on an `EtcdRestore` with the value `Restore`.
+/// Annotation that waives the backup of `spec.backup.beforeChanges` for one change. On an `EtcdCluster`, the value is
+/// [`crate::cluster::backup_waiver`]. On an `EtcdRestore`, the value is `Restore`.
 pub const ANNOTATION_SKIP_BACKUP: &str = "etcd.database.coreos.com/skip-backup";
-/// Annotation on a periodic `EtcdBackup` that requests a backup now. Its value is the time of the request. A backup
-/// that is complete at that time or later fulfills the request.
+/// Annotation of a scheduled `EtcdBackup` that requests a backup now. Its value is the time of the request. A backup
+/// that completes at this time or later fulfills the request.
 pub const ANNOTATION_BACKUP_REQUESTED: &str = "etcd.database.coreos.com/backup-requested";
-/// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only at its start.
+/// Pod annotation with a digest of the CAs that etcd trusts. etcd reads CAs only when it starts.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Common name in the operators' generated certificate. No other generated certificate has this name, so etcd can have
-/// a user with this name.
+/// Common name of the operators' generated certificate. No other generated certificate has this name, so that an etcd
+/// user can have it.
 pub const OPERATOR_USER: &str = "etcd-operator";
-/// Pod annotation with the CAs that etcd has trusted since its start, for peers and for clients. With static Secrets, a
-/// CA is identified by its name and key, so a reissued CA has the same identity. With generated certificates, a CA is
-/// identified by the first sixteen digits of its fingerprint.
+/// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
+/// name and key, so a reissued CA stays the same. Generated CAs are identified by the first sixteen digits of their
+/// fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` with which the pod was created.
+/// Pod annotation with the `spec.TLS` of the pod.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
-/// Pod annotation with a digest of the member's certificates. A change of the value makes the kubelet read the Secrets
-/// at once.
+/// Pod annotation with a digest of the member's certificates. A changed value makes the kubelet read the Secrets at
+/// once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
-/// Annotation on a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
+/// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
 /// URLs of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
-/// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator deletes the stored backups before it
-/// removes the finalizer.
+/// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator removes it after it has deleted the
+/// stored backups.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
-/// Finalizer of a periodic `EtcdBackup` of coreos/etcd-operator. It protects no data, and no process of this project
-/// sets it.
+/// Finalizer that coreos/etcd-operator set on periodic `EtcdBackup` objects. This project does not set it, and it
+/// protects no data.
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
-/// Finalizer of an `EtcdRestore` that may hold the restore lock of an `EtcdCluster`.
+/// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
-/// Annotation that assigns an object to the cluster-wide operators.
+/// Annotation of objects that the cluster-wide operators manage.
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
-/// The value of [`ANNOTATION_SCOPE`] that assigns an object to the cluster-wide operators.
+/// Value of [`ANNOTATION_SCOPE`] for the cluster-wide operators.
 pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
 
 /// Port of the client URL.
 pub const CLIENT_PORT: u16 = 2379;
 /// Port of the peer URL.
 pub const PEER_PORT: u16 = 2380;
-/// Second peer port. Members listen on it while TLS between peers is switched on or off.
+/// The second peer port, which members use while TLS between members is switched on or off.
 pub const SECOND_PEER_PORT: u16 = 2382;
-/// Port of the plain HTTP listener for health and metrics.
+/// Port of the HTTP listener for health and metrics.
 pub const METRICS_PORT: u16 = 2381;
 
-/// Name of the etcd container in a member pod.
+/// Name of the etcd container.
 pub const CONTAINER_ETCD: &str = "etcd";
-/// Name of the data volume in a member pod.
+/// Name of the volume with the data.
 pub const VOLUME_DATA: &str = "etcd-data";
-/// Name of the volume with the tools, in the pod of a seed.
+/// Name of the volume with the tools in the pod of a seed.
 pub const VOLUME_TOOLS: &str = "tools";
 /// Mount path of the data volume.
 pub const DATA_MOUNT: &str = "/var/etcd";
-/// etcd's data directory, below [`DATA_MOUNT`].
+/// The data directory of etcd, below [`DATA_MOUNT`].
 pub const DATA_DIR: &str = "/var/etcd/data";
 
 /// Field manager of the cluster operator.
@@ -134,10 +132,10 @@ pub const MANAGER_BACKUP: &str = "etcd-backup-operator";
 /// Field manager of the restore operator.
 pub const MANAGER_RESTORE: &str = "etcd-restore-operator";
 
-/// Maximum length of the name of an `EtcdCluster`. A member's Service is named `<cluster>-<suffix>`, and the name of a
-/// Service has at most 63 characters.
+/// Maximum length of the name of an `EtcdCluster`. Kubernetes limits names of Services to 63 characters, and the
+/// Service of a member is named `<cluster>-<suffix>`.
 pub const MAX_CLUSTER_NAME: usize = 63 - 1 - MEMBER_SUFFIX;
-/// Length of the random suffix of a member's name.
+/// Length of the random suffix in the name of a member.
 pub const MEMBER_SUFFIX: usize = 10;
 
 const SUFFIX_ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
@@ -147,7 +145,7 @@ pub fn headless_service(cluster: &str) -> String {
     cluster.to_owned()
 }
 
-/// Name of the client Service.
+/// Name of the client Service of a cluster.
 pub fn client_service(cluster: &str) -> String {
     format!("{cluster}-client")
 }
@@ -157,22 +155,22 @@ pub fn disruption_budget(cluster: &str) -> String {
     cluster.to_owned()
 }
 
-/// Name of the Secret with the passwords of etcd's user `root` that the operator has set or is about to set.
+/// Name of the Secret in which the operator records the passwords of the etcd user `root`.
 pub fn auth_secret(cluster: &str) -> String {
     format!("{cluster}-auth")
 }
 
-/// Name of the NetworkPolicy.
+/// Name of the NetworkPolicy of a cluster.
 pub fn network_policy(cluster: &str) -> String {
     format!("{cluster}-members")
 }
 
-/// Purpose of a generated certificate.
+/// The purpose of a generated certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CertificateUse {
-    /// Certificate of a member for connections with other members, as client and as server.
+    /// A member's certificate for connections to and from other members.
     Peer,
-    /// Certificate of a member as the server for clients.
+    /// A member's certificate for connections from clients.
     Server,
     /// Client certificate of the operators.
     Operator,
@@ -181,7 +179,7 @@ pub enum CertificateUse {
 }
 
 impl CertificateUse {
-    /// The purpose as a word that is a part of names and labels.
+    /// The purpose as a word in names and labels.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peer => "peer",
@@ -192,32 +190,32 @@ impl CertificateUse {
     }
 }
 
-/// Name of the Secret with a generated certificate. `owner` is the name of the member, or for the certificates of
-/// operators and clients, the name of the cluster.
+/// Name of the Secret with a generated certificate. `owner` is the member, or the cluster for certificates of
+/// operators and clients.
 pub fn certificate_secret(owner: &str, used: CertificateUse) -> String {
     format!("{owner}-{}-tls", used.word())
 }
 
-/// Name of the Secret with the CA for peers.
+/// Name of the Secret with the CA for members.
 pub fn peer_authority_secret(cluster: &str) -> String {
     format!("{cluster}-peer-ca")
 }
 
-/// Name of the Secret with the CA for server certificates of members and for client certificates.
+/// Name of the Secret with the CA for server and client certificates.
 pub fn client_authority_secret(cluster: &str) -> String {
     format!("{cluster}-client-ca")
 }
 
-/// The name of a member: the name of the cluster, and a suffix from ten random bytes that the caller provides. The pod,
-/// the PVC and the Service of the member have the same name.
+/// The name of a member: the name of the cluster, and a suffix from ten random bytes of the caller. The pod, the PVC
+/// and the Service of the member have the same name.
 pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     let suffix =
         random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
-/// The name of the cluster in a member's name; `None` if the text is not a member's name. Names from
-/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized. For such members, use the label.
+/// The name of the cluster in the name of a member. `None` for other texts, also for names of coreos/etcd-operator
+/// before 0.8.3 (`<cluster>-0000`). Use the label for such members.
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -225,7 +223,7 @@ pub fn cluster_of_member(member: &str) -> Option<&str> {
     (known && is_cluster_name(cluster)).then_some(cluster)
 }
 
-/// Whether `name` can be the name of an `EtcdCluster`: a DNS-1035 label of at most [`MAX_CLUSTER_NAME`] characters.
+/// True for a valid name of an `EtcdCluster`: a DNS-1035 label of at most [`MAX_CLUSTER_NAME`] characters.
 pub fn is_cluster_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     name.len() <= MAX_CLUSTER_NAME
@@ -236,7 +234,8 @@ pub fn is_cluster_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
 }
 
-/// The name of the member in a peer or client URL: the first label of the host name. `None` for an IP address.
+/// The name of the member in a peer or client URL, which is the first label of the host name. `None` for an IP
+/// address.
 pub fn member_of_url(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     if rest.starts_with('[') {
@@ -255,50 +254,50 @@ pub fn cluster_labels(cluster: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of the pod, PVC and Service of one member, without its role.
+/// Labels of a member's pod, PVC and Service, without the role.
 pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     let mut labels = cluster_labels(cluster);
     labels.insert(LABEL_MEMBER.to_owned(), member.to_owned());
     labels
 }
 
-/// The value of [`LABEL_TOKEN`]: the last characters of the token, up to the maximum length of a label value. Tokens
-/// differ at their end.
+/// The value of [`LABEL_TOKEN`]: the last 63 characters of the token, because tokens differ at their end and labels
+/// are limited to 63 characters.
 pub fn token_label(token: &str) -> &str {
     let begin = token.len().saturating_sub(63);
     let end = token.get(begin..).unwrap_or_default();
     end.trim_matches(|letter: char| !letter.is_ascii_alphanumeric())
 }
 
-/// The label selector of all objects of a cluster, as in `status.selector`.
+/// The label selector of all objects of a cluster.
 pub fn cluster_selector(cluster: &str) -> String {
     format!("{LABEL_APP}={APP},{LABEL_CLUSTER}={cluster}")
 }
 
-/// Whether the operator reserves a label key. `spec.pod.labels` must not contain reserved keys.
+/// True for label keys of the operator, which `spec.pod.labels` must not contain.
 pub fn is_reserved_label(key: &str) -> bool {
     key == LABEL_APP || key.starts_with("etcd_") || key.starts_with("etcd.database.coreos.com/")
 }
 
-/// Whether the operator reserves an annotation key.
+/// True for annotation keys of the operator, which `spec.pod.annotations` must not contain.
 pub fn is_reserved_annotation(key: &str) -> bool {
     key == ANNOTATION_VERSION || key.starts_with("etcd.database.coreos.com/")
 }
 
-/// Builds the addresses of the members of one cluster. No other code builds member URLs.
+/// Builds the URLs of the members of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// Namespace of the cluster.
     pub namespace: String,
     /// Name of the `EtcdCluster`.
     pub cluster: String,
-    /// Whether the host name of a member is the name of its Service or of its pod.
+    /// The form of the members' host names.
     pub member: MemberAddress,
-    /// `spec.pod.ClusterDomain`: empty, or the domain with or without a leading dot.
+    /// `spec.pod.ClusterDomain`: empty, or a domain with or without a leading dot.
     pub cluster_domain: String,
-    /// Whether peers use TLS.
+    /// True if members use TLS between each other.
     pub peer_tls: bool,
-    /// Whether clients use TLS.
+    /// True if members use TLS for clients.
     pub client_tls: bool,
 }
 
@@ -334,8 +333,8 @@ impl Addresses {
         )
     }
 
-    /// The client URL of a member at an IP address. Certificates contain host names, so with TLS the part after `#` is
-    /// the host name against which the certificate is verified.
+    /// The client URL of a member with an IP address. With TLS, `#` and the host name follow, because the certificate
+    /// contains the host name.
     pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
         let url = format!("{}://{at}", scheme(self.client_tls));

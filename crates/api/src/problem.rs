@@ -1,4 +1,4 @@
-//! Problems as messages for users: a problem of a field with its remedy, and an error with its causes.
+//! Problems and errors as messages for users.
 
 use std::error::Error;
 use std::fmt;
@@ -9,9 +9,9 @@ use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 /// A problem of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// JSON path of the field, such as `spec.s3.path`.
+    /// The path of the field, such as `spec.s3.path`.
     pub field: String,
-    /// The problem, as a phrase after the name of the field, such as `is missing`.
+    /// The problem, as a phrase that follows the field, such as `is missing`.
     pub problem: String,
     /// The remedy, as an instruction.
     pub remedy: String,
@@ -31,7 +31,7 @@ impl Problem {
         }
     }
 
-    /// The problem of a field with a text that this release does not know.
+    /// The problem of a field with an unknown value.
     pub(crate) fn unknown(field: impl Into<String>, text: &str, known: &[&str]) -> Self {
         Self::new(
             field,
@@ -40,7 +40,7 @@ impl Problem {
         )
     }
 
-    /// The problem of an invalid duration. `None` if the text is valid or missing.
+    /// The problem of an invalid duration. `None` for a valid or missing duration.
     pub(crate) fn invalid_duration(
         field: impl Into<String>,
         text: Option<&DurationText>,
@@ -53,7 +53,7 @@ impl Problem {
         ))
     }
 
-    /// The problem of an invalid cluster name. `None` if the name is valid.
+    /// The problem of an invalid name of a cluster. `None` for a valid name.
     pub(crate) fn invalid_cluster_name(field: impl Into<String>, name: &str) -> Option<Self> {
         (!is_cluster_name(name)).then(|| {
             Self::new(
@@ -75,7 +75,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Displays an error with its causes. A cause whose text is already part of the message is left out.
+/// Displays an error with its causes, each text only once.
 pub struct Chain<'a>(pub &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
@@ -83,8 +83,7 @@ impl fmt::Display for Chain<'_> {
         let mut text = self.0.to_string();
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // In some libraries, the text of an error already includes the text of its cause. Such a cause is not added
-            // again.
+            // The text of some errors already includes the text of their cause.
             let next = error.to_string();
             if !text.contains(&next) {
                 text.push_str(": ");
@@ -96,13 +95,13 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// All problems in one line, as the message of a condition.
+/// All problems in one line, for the message of a condition.
 pub fn summary(problems: &[Problem]) -> String {
     let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
     lines.join("; ")
 }
 
-/// The names of those fields whose flag is true.
+/// The names of the fields whose flag is true.
 pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
     let set = fields.into_iter().filter(|(set, _)| *set);
     set.map(|(_, field)| field.to_owned()).collect()

@@ -1,23 +1,23 @@
-//! The conditions `Ready`, `Reconciling` and `Stalled`, by the conventions of kstatus (kubernetes-sigs/cli-utils).
-//! Tools that wait for an object read them: `kubectl wait --for=condition=Ready`, `helm --wait`, Flux and Argo CD.
+//! The conditions `Ready`, `Reconciling` and `Stalled`, with the conventions of kstatus (kubernetes-sigs/cli-utils).
+//! `kubectl wait`, Helm, Flux and Argo CD read them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::conditions::{ConditionType, Finding, Reason, set};
 
-/// Whether the actual state of the object matches its spec.
+/// Whether the state of the object matches its spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// The actual state matches the spec.
+    /// The state matches the spec.
     Ready,
-    /// The operator changes the state, or waits. No user needs to act.
+    /// The operator is working or waiting, and no user needs to act.
     Reconciling,
     /// The operator cannot continue until a user acts.
     Stalled,
 }
 
-/// Sets the condition `Ready`. Sets `Reconciling` or `Stalled` while it is true, and removes it otherwise, because
-/// kstatus expects these two conditions only while they are true.
+/// Sets the condition `Ready`. Also sets `Reconciling` or `Stalled`, or removes them, because by the conventions of
+/// kstatus they exist only while they are True.
 pub fn set_readiness(
     conditions: &mut Vec<Condition>,
     readiness: Readiness,

@@ -22,22 +22,22 @@ use crate::storage::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// Phase of a restore, derived from its conditions. For display only.
+    /// Phase of a restore, from its conditions. For display only.
     RestorePhase {
-        /// The operator has not started the restore.
+        /// The restore has not started.
         Pending = "Pending",
-        /// The seed member fetches and verifies the data.
+        /// The seed downloads and verifies the data.
         Preparing = "Preparing",
-        /// The seed serves, and the restore hands the cluster over to the cluster operator.
+        /// The seed serves, and the restore operator hands the cluster over to the cluster operator.
         Starting = "Starting",
         /// The restored cluster serves clients.
         Complete = "Complete",
-        /// The restore has failed and is not retried.
+        /// The restore has failed, and the operator does not retry it.
         Failed = "Failed",
     }
 }
 
-/// Source and target of a restore.
+/// Desired state of an EtcdRestore.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "etcd.database.coreos.com",
@@ -136,10 +136,10 @@ text_enum! {
 pub struct EtcdRestoreSpec {
     /// The EtcdCluster to restore.
     pub etcd_cluster: RestoreTarget,
-    /// The EtcdBackup to restore from, instead of `backupStorageType` and its block.
+    /// The EtcdBackup whose backup is restored. Replaces `backupStorageType` and the location.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<BackupReference>,
-    /// Type of the store that holds the backup.
+    /// Type of the store with the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_storage_type: Option<StorageType>,
     /// Location in S3, with `backupStorageType: S3`.
@@ -160,28 +160,27 @@ pub struct EtcdRestoreSpec {
     /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Keys for an encrypted backup. If set, the operator refuses a backup that is not encrypted. Default with
-    /// `backup`: the Secret in `spec.encryption` of the EtcdBackup, unless the status of the EtcdBackup records a
-    /// backup without encryption.
+    /// Secret with the keys of an encrypted backup. If set, the operator rejects a backup without encryption. With
+    /// `backup`, the default is the Secret of the EtcdBackup, unless its status records a backup without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
-    /// Allow the restore to replace a cluster that exists and has data. If false, the operator refuses such a
-    /// restore.
+    /// If true, the restore may replace an existing cluster with data. If false, the operator rejects such a restore.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overwrite: bool,
-    /// With `overwrite`: minimum time for which the volumes of the replaced cluster are kept. If not set, the
-    /// volumes are deleted when the new cluster is complete.
+    /// Minimum time for which the volumes of the replaced cluster are kept, with `overwrite`. If not set, they are
+    /// deleted when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_old_data: Option<DurationText>,
-    /// Number of revisions to skip, so that no client sees two contents of one revision. Required if clients such as
-    /// Kubernetes cache keys. Set together with `markCompacted`.
+    /// Number of revisions to skip, so that no revision has two different contents. Required if clients cache keys,
+    /// like Kubernetes. Set it together with `markCompacted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub bump_revision: Option<i64>,
-    /// Mark the skipped revisions as compacted, so that watchers restart. Set together with `bumpRevision`.
+    /// If true, the skipped revisions are marked as compacted, so that watchers start again. Set it together with
+    /// `bumpRevision`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mark_compacted: bool,
-    /// Seconds after which a finished EtcdRestore is deleted. If not set, the object is kept.
+    /// Seconds after which a completed or failed EtcdRestore is deleted. If not set, the EtcdRestore is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
@@ -191,20 +190,20 @@ pub struct EtcdRestoreSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoreTarget {
-    /// Name of the EtcdCluster. The EtcdRestore may have any name.
+    /// Name of the EtcdCluster, which may differ from the name of the EtcdRestore.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = (
         "self.size() <= 52 && self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "spec.etcdCluster.name must be a DNS-1035 label of at most 52 characters: use lowercase letters, digits and dashes, and begin with a letter"
     ))]
     pub name: String,
-    /// The EtcdCluster to create if it does not exist. If not set, the operator uses the spec in the manifest of
-    /// the backup. It rejects that spec if it runs other programs or accesses the node.
+    /// The EtcdCluster that is created if it does not exist. If not set, the operator uses the spec in the manifest of
+    /// the backup, but rejects a spec that runs other programs or accesses the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<ClusterTemplate>,
 }
 
-/// An EtcdCluster to create.
+/// An EtcdCluster that a restore creates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterTemplate {
@@ -215,7 +214,7 @@ pub struct ClusterTemplate {
     pub spec: EtcdClusterSpec,
 }
 
-/// Labels and annotations of an EtcdCluster to create.
+/// Labels and annotations of the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateMetadata {
@@ -236,17 +235,17 @@ pub struct BackupReference {
     /// Name of the EtcdBackup.
     #[schemars(schema_with = "object_name")]
     pub name: String,
-    /// Restore the newest backup that completed by this time. Only the backups that the status of the
-    /// EtcdBackup lists are considered. If not set, the newest backup is restored.
+    /// The operator restores the newest backup that completed at this time or earlier. It considers only the backups
+    /// in the status of the EtcdBackup. If not set, the operator restores the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Time>,
 }
 
-/// Keys for an encrypted backup.
+/// Secret with the keys of an encrypted backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoreEncryption {
-    /// Name of the Secret with the keys, in the namespace of the EtcdRestore. The operator finds the key by its ID.
+    /// Name of the Secret with the keys, in the namespace of the EtcdRestore. The operator selects the key by its ID.
     #[schemars(schema_with = "object_name")]
     pub secret: String,
 }
@@ -255,40 +254,40 @@ pub struct RestoreEncryption {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdRestoreStatus {
-    /// Generation of the spec that this status is based on.
+    /// Generation of the spec that the operator has processed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether the cluster serves and has at least the revision of the backup.
+    /// True if the cluster serves clients and has at least the revision of the backup.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why the cluster does not serve.
+    /// Reason why the cluster does not serve clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `Pending`, `Preparing`, `Starting`, `Complete` or `Failed`.
+    /// Phase of the restore: `Pending`, `Preparing`, `Starting`, `Complete` or `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<RestorePhase>,
-    /// Where the data comes from: `EtcdBackup` with its name, or the location in a store. For display only.
+    /// Name of the EtcdBackup, or location in a store. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Revision that was restored.
+    /// Revision of the restored cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_revision: Option<i64>,
     /// Cluster ID of the restored cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// The member that restores the backup. The operator records it before it creates the member.
+    /// The member that restores the backup, called the seed. The operator records it before it creates the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
-    /// The backup that is restored. The operator records the backup before it creates anything from it, and
-    /// does not resolve the reference again.
+    /// The backup that is restored. The operator records it before it creates other objects, and then always uses this
+    /// backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ChosenBackup>,
-    /// The cluster that the restore replaces, as found when the restore began.
+    /// The cluster that the restore replaces, recorded when the restore starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacesStatus>,
-    /// Why a restore over an existing cluster was abandoned. Either a problem occurred before the operator changed the
-    /// existing cluster, or the seed and its data were lost after the old members had stopped.
+    /// Why a restore in place has failed: because of a problem before the operator changed the cluster, or because the
+    /// seed was lost after the old members had stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abandoned: Option<AbandonedStatus>,
     /// Time at which the operator started the restore.
@@ -310,13 +309,13 @@ pub struct EtcdRestoreStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The member that restores the backup. The operator records it before it creates the member.
+/// The member that restores the backup, called the seed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {
-    /// Name of the member that restores the backup.
+    /// Name of the seed.
     pub member: String,
-    /// Token of the new cluster.
+    /// Cluster token of the new cluster.
     pub token: String,
 }
 
@@ -326,34 +325,34 @@ pub struct SeedStatus {
 pub struct ChosenBackup {
     /// Location, such as `s3://bucket/key`.
     pub location: String,
-    /// The EtcdBackup, with `spec.backup.name`.
+    /// Name of the EtcdBackup. Set only with `spec.backup`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_backup: Option<String>,
-    /// Revision of the backup, from its manifest.
+    /// Revision in the manifest of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// Size of the stored object in bytes, if the operator can read it.
+    /// Size of the stored object in bytes. Not set if the operator cannot read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// SHA-256 of the snapshot, in hexadecimal: from the status of the EtcdBackup, or else from the manifest, or else
-    /// calculated from the download.
+    /// SHA-256 of the snapshot, in hexadecimal. It comes from the status of the EtcdBackup, or from the manifest, or
+    /// from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Keys for the backup, which must then be encrypted. Not set if the restore expects no encryption.
+    /// Secret with the keys of the backup, which must be encrypted. Not set if the restore expects a backup without
+    /// encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
-    /// Key with which the backup is encrypted, from the status of the EtcdBackup.
+    /// The key that encrypts the backup, from the status of the EtcdBackup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
-    /// Number of revisions that are skipped and marked as compacted, 0 for none.
+    /// Number of revisions that are skipped and marked as compacted. 0 means none.
     #[serde(default)]
     pub bump_revision: i64,
-    /// Generation of the spec that selected the backup. If the spec changes before anything is created from the
-    /// backup, the operator selects the backup again.
+    /// Generation of the spec that selected the backup. If the spec changes before the operator creates objects, the
+    /// operator selects the backup again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// The storage block of the backup, such as `s3`, with the path of this backup. Contains names of Secrets,
-    /// but no credentials.
+    /// The location of the backup, such as `s3` with its path. It names Secrets, but contains no credentials.
     #[schemars(schema_with = "open_object")]
     pub source: StorageBlock,
 }
@@ -362,14 +361,14 @@ pub struct ChosenBackup {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplacesStatus {
-    /// UID of the EtcdCluster. The restore keeps the object and its UID.
+    /// UID of the EtcdCluster, which stays the same.
     pub uid: String,
-    /// Cluster ID, if the cluster ever formed.
+    /// Cluster ID of the replaced cluster. Not set if the cluster never formed.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
 }
 
-/// Why a restore was abandoned.
+/// Why a restore in place has failed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AbandonedStatus {
@@ -380,7 +379,7 @@ pub struct AbandonedStatus {
 }
 
 impl EtcdRestoreSpec {
-    /// The storage blocks of the spec.
+    /// The storage locations of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),
@@ -392,7 +391,7 @@ impl EtcdRestoreSpec {
         }
     }
 
-    /// The EtcdBackup, or else the type of the store with the path, for columns. `None` if the spec is invalid.
+    /// The EtcdBackup, or the type of the store with the path, for the column. `None` if the spec is invalid.
     pub fn source_text(&self) -> Option<String> {
         if let Some(backup) = &self.backup {
             return Some(format!("EtcdBackup {}", backup.name));
@@ -411,7 +410,7 @@ impl EtcdRestoreSpec {
 }
 
 impl EtcdRestoreStatus {
-    /// The status without the fields that are only displayed, for an API server whose CRD is older than the operator.
+    /// The status without the fields for display. An API server with older CRDs does not store these fields.
     #[must_use]
     pub fn without_display(&self) -> Self {
         Self {
@@ -423,7 +422,7 @@ impl EtcdRestoreStatus {
 }
 
 impl EtcdRestore {
-    /// The conditions of the status. Empty if the object has no status.
+    /// The conditions in the status. Empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

@@ -1,6 +1,6 @@
-//! Parts of the schema that several types share.
+//! Shared parts of the schemas.
 //!
-//! The schemas of Kubernetes types are embedded without their descriptions. Otherwise the CRD would be too large for
+//! Embedded schemas of Kubernetes types have no descriptions. With descriptions, the CRDs would be too large for
 //! `kubectl apply` (262144 bytes) and for Helm's release Secret (1 MiB).
 
 use std::collections::BTreeMap;
@@ -10,20 +10,20 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-/// The schema of a Kubernetes type, without descriptions.
+/// The schema of a Kubernetes type without descriptions.
 pub(crate) fn embedded<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<T>().to_value();
     strip_descriptions(&mut schema);
     Schema::try_from(schema).unwrap_or_default()
 }
 
-/// The schema of a list of a Kubernetes type. The list has at most 32 items.
+/// The schema of a list with at most 32 items of a Kubernetes type.
 pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let items = embedded::<T>(generator);
     json_schema!({ "type": "array", "maxItems": 32, "items": items })
 }
 
-/// The schema of a container's environment variables. The length of names is limited, because CEL rules match them.
+/// The schema of environment variables. The length of names is limited, because CEL rules match the names.
 pub(crate) fn environment(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = embedded_list::<EnvVar>(generator).to_value();
     if let Some(name) = schema.pointer_mut("/items/properties/name") {
@@ -37,18 +37,18 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of a part of a status that is copied from a spec. The API server has validated the spec, and does not
-/// validate the copy.
+/// The schema of a part of a status that is a copy of a spec. The API server has validated the spec, so the copy is
+/// not validated.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
 
-/// The schema of an object's name, which has 1 to 253 characters.
+/// The schema of the name of an object.
 pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
 }
 
-/// The schema of an object's name. As in coreos/etcd-operator, an empty text means that there is no name.
+/// The schema of the name of an object, or an empty text for no name, as in coreos/etcd-operator.
 pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }
@@ -66,7 +66,7 @@ fn strip_descriptions(schema: &mut Value) {
     }
 }
 
-/// Reads `null` as an empty value. Go writes `null` for an empty list or map.
+/// Reads `null` as an empty value, because Go writes `null` for an empty list or map.
 pub(crate) fn null_as_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -75,8 +75,7 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a list, and skips items that cannot be parsed. Objects with a status from another release can therefore be
-/// read.
+/// Reads a list without the items that cannot be parsed, so that a status of another release can be read.
 pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -89,7 +88,7 @@ where
         .collect())
 }
 
-/// The text. `None` if it is missing or empty, because both mean the same in coreos/etcd-operator.
+/// The text. `None` if it is missing or empty, which means the same as in coreos/etcd-operator.
 pub(crate) fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }

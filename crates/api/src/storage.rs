@@ -1,4 +1,4 @@
-//! Storage of backups: the storage types, their blocks in a spec, and the format of a path.
+//! The storage locations of backups: types of stores, fields of the spec, and paths.
 
 mod block;
 
@@ -14,7 +14,7 @@ use crate::schema::{is_false, object_name, optional_object_name};
 use crate::text::text_enum;
 
 text_enum! {
-    /// Type of the store that holds backups.
+    /// Type of a store.
     StorageType {
         /// Amazon S3 or an S3-compatible store.
         S3 = "S3",
@@ -22,21 +22,21 @@ text_enum! {
         Abs = "ABS",
         /// Google Cloud Storage.
         Gcs = "GCS",
-        /// Alibaba Cloud OSS, over its S3 endpoint.
+        /// Alibaba Cloud OSS, through its S3 endpoint.
         Oss = "OSS",
-        /// A PersistentVolumeClaim in the same namespace.
+        /// A PersistentVolumeClaim in the namespace of the object.
         Pvc = "PVC",
-        /// A directory that is mounted into the operator's pod.
+        /// A directory in the operator's pod.
         Local = "Local",
     }
 }
 
 text_enum! {
-    /// Server-side encryption of the object in S3.
+    /// Server-side encryption of objects in S3.
     ServerSideEncryption {
-        /// Keys managed by the store.
+        /// Encryption with keys of the store.
         Aes256 = "AES256",
-        /// A key of AWS KMS.
+        /// Encryption with a key of AWS KMS.
         Kms = "aws:kms",
         /// Two layers of encryption with a key of AWS KMS.
         KmsDsse = "aws:kms:dsse",
@@ -53,7 +53,7 @@ text_enum! {
     }
 }
 
-/// A location in S3 or an S3-compatible store.
+/// A location in S3 or in an S3-compatible store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -65,52 +65,54 @@ text_enum! {
     "kmsKeyId is used with serverSideEncryption aws:kms or aws:kms:dsse only: set serverSideEncryption or remove kmsKeyId"
 ))]
 pub struct S3Source {
-    /// `<bucket>/<key>` of the backup. A periodic backup appends `_v<revision>_<time>` to the key.
+    /// Bucket and key of the backup: `<bucket>/<key>`. For scheduled backups, the operator appends
+    /// `_v<revision>_<time>` to the key.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the keys `credentials` and `config` (AWS ini files, profile `default`). If not
-    /// set, the pod's own identity is used (IRSA, instance profile).
+    /// Name of the Secret with the keys `credentials` and `config`, which are AWS ini files with the profile
+    /// `default`. If not set, each pod uses its own cloud identity (IRSA or instance profile).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub aws_secret: Option<String>,
-    /// URL of an S3-compatible store. Empty means AWS.
+    /// URL of an S3-compatible store. If empty, the store is AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
-    /// Put the bucket into the URL path instead of the host name. Most S3-compatible stores need this.
+    /// If true, the bucket is in the path of URLs instead of the host name. Most S3-compatible stores require this.
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_path_style: bool,
-    /// Region of the bucket. If not set, the region comes from the Secret's `config`, else `us-east-1`.
+    /// Region of the bucket. If not set, the operator uses the region in the key `config` of the Secret, or
+    /// `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub region: Option<String>,
-    /// Name of the Secret with the key `ca.crt`: the CA certificate of the endpoint.
+    /// Name of the Secret with the key `ca.crt`, which contains the CA certificate of the endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub ca_secret: Option<String>,
-    /// Do not verify the certificate of the endpoint. For tests only.
+    /// If true, the certificate of the endpoint is not verified. For tests only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub insecure_skip_verify: bool,
     /// Server-side encryption of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_side_encryption: Option<ServerSideEncryption>,
-    /// Key of AWS KMS. Requires `serverSideEncryption: aws:kms` or `aws:kms:dsse`.
+    /// ID of a key of AWS KMS. Requires `serverSideEncryption: aws:kms` or `aws:kms:dsse`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     pub kms_key_id: Option<String>,
-    /// Lock against deletion of the object. The bucket must have been created with object lock.
+    /// Lock of the object against deletion. The bucket must have been created with object lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_lock: Option<ObjectLock>,
 }
 
-/// A lock against deletion of an object.
+/// A lock of an object against deletion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectLock {
-    /// Protection level: `GOVERNANCE` lets users with a special permission shorten the lock, `COMPLIANCE`
-    /// lets no user shorten it.
+    /// Protection level. `GOVERNANCE`: users with a special permission may shorten the lock. `COMPLIANCE`: no user may
+    /// shorten the lock.
     pub mode: ObjectLockMode,
-    /// Duration of the lock in days, from the upload.
+    /// Duration of the lock, in days after the upload.
     #[schemars(range(min = 1, max = 36500))]
     pub days: i32,
 }
@@ -123,15 +125,15 @@ pub struct ObjectLock {
     "path must be <container>/<key>, such as my-container/etcd/backup: use a container, a slash and a key that does not end in a slash"
 ))]
 pub struct AbsSource {
-    /// `<container>/<key>` of the backup.
+    /// Container and key of the backup: `<container>/<key>`.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the keys `storage-account`, `storage-key` and `cloud`. If not set, the pod's
-    /// own identity is used (workload identity).
+    /// Name of the Secret with the keys `storage-account`, `storage-key` and `cloud`. If not set, each pod uses its
+    /// own cloud identity (workload identity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub abs_secret: Option<String>,
-    /// URL of the blob service. Required without `absSecret`. With `absSecret`, the default is the public service.
+    /// URL of the blob service. Required without `absSecret`. With `absSecret`, the default is Azure's public service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
@@ -145,15 +147,15 @@ pub struct AbsSource {
     "path must be <bucket>/<key>, such as my-bucket/etcd/backup: use a bucket, a slash and a key that does not end in a slash"
 ))]
 pub struct GcsSource {
-    /// `<bucket>/<key>` of the backup.
+    /// Bucket and key of the backup: `<bucket>/<key>`.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the key `credentials.json` or `access-token`. If not set, the pod's own
-    /// identity is used (workload identity).
+    /// Name of the Secret with the key `credentials.json` or `access-token`. If not set, each pod uses its own cloud
+    /// identity (workload identity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub gcp_secret: Option<String>,
-    /// URL of the storage service. If not set, the public service is used.
+    /// URL of the storage service. The default is Google's public service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
@@ -167,14 +169,14 @@ pub struct GcsSource {
     "path must be <bucket>/<key>, such as my-bucket/etcd/backup: use a bucket, a slash and a key that does not end in a slash"
 ))]
 pub struct OssSource {
-    /// `<bucket>/<key>` of the backup.
+    /// Bucket and key of the backup: `<bucket>/<key>`.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
     /// Name of the Secret with the keys `accessKeyID` and `accessKeySecret`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub oss_secret: Option<String>,
-    /// URL of the OSS region. Empty means `https://oss-cn-hangzhou.aliyuncs.com`.
+    /// URL of the OSS region. If empty, the operator uses `https://oss-cn-hangzhou.aliyuncs.com`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
@@ -209,7 +211,7 @@ pub struct LocalSource {
     pub path: String,
 }
 
-/// The storage blocks of a spec. Exactly one may be set: the block of the storage type.
+/// The storage locations of a spec. Exactly one may be set, which must match the storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     /// `spec.s3`.
@@ -226,10 +228,10 @@ pub struct Blocks<'a> {
     pub local: Option<&'a LocalSource>,
 }
 
-/// A reference to the storage block that a spec selects.
+/// A reference to the storage location that a spec selects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StorageSource<'a> {
-    /// S3 or a store that supports the S3 protocol.
+    /// S3 or an S3-compatible store.
     S3(&'a S3Source),
     /// Azure Blob Storage.
     Abs(&'a AbsSource),
@@ -239,16 +241,16 @@ pub enum StorageSource<'a> {
     Oss(&'a OssSource),
     /// A PersistentVolumeClaim.
     Pvc(&'a PvcSource),
-    /// A directory of the operator.
+    /// The operator's directory.
     Local(&'a LocalSource),
 }
 
-/// A storage block without the rest of its spec. In JSON, the name of the block is the key. Operators store such blocks
-/// in statuses, and pass them to the programs in pods. The block contains names of Secrets, but no credentials.
+/// A storage location. Its JSON has one key, such as `s3`. Operators store it in statuses and pass it to programs in
+/// pods. It names Secrets, but contains no credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StorageBlock {
-    /// S3 or a store that supports the S3 protocol.
+    /// S3 or an S3-compatible store.
     S3(S3Source),
     /// Azure Blob Storage.
     Abs(AbsSource),
@@ -258,12 +260,12 @@ pub enum StorageBlock {
     Oss(OssSource),
     /// A PersistentVolumeClaim.
     Pvc(PvcSource),
-    /// A directory of the operator.
+    /// The operator's directory.
     Local(LocalSource),
 }
 
 impl StorageBlock {
-    /// The block as a reference.
+    /// The location as a reference.
     pub fn source(&self) -> StorageSource<'_> {
         match self {
             Self::S3(block) => StorageSource::S3(block),
@@ -275,7 +277,7 @@ impl StorageBlock {
         }
     }
 
-    /// Changes the path in the block.
+    /// The same location with another path.
     #[must_use]
     pub fn at(mut self, path: String) -> Self {
         match &mut self {
@@ -304,11 +306,11 @@ impl From<StorageSource<'_>> for StorageBlock {
 }
 
 impl<'a> Blocks<'a> {
-    /// The block of the storage type. `prefix` and `type_field` are the names of fields for the error: `spec` and
-    /// `storageType`, or `backupStorageType` in a restore.
+    /// The location for the storage type. `prefix` and `type_field` are field names for the error, such as `spec` and
+    /// `storageType`.
     ///
     /// # Errors
-    /// Fails if the storage type is unknown or its block is missing.
+    /// Fails if the storage type is unknown, or if its location is missing.
     pub fn select(
         &self,
         storage_type: &StorageType,
@@ -348,7 +350,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Whether any block is set.
+    /// True if at least one location is set.
     pub fn any(&self) -> bool {
         self.s3.is_some()
             || self.abs.is_some()
@@ -358,7 +360,7 @@ impl<'a> Blocks<'a> {
             || self.local.is_some()
     }
 
-    /// The problems of the storage type, of its block, and of the path in the block.
+    /// The problems of the storage type, of the location, and of its path.
     pub fn problems(
         &self,
         storage_type: &StorageType,
@@ -381,7 +383,7 @@ fn unknown_storage_type(text: &str, prefix: &str, type_field: &str) -> Problem {
 }
 
 impl StorageSource<'_> {
-    /// The name of the block in JSON.
+    /// The key of the location in JSON.
     pub fn block(&self) -> &'static str {
         match self {
             Self::S3(_) => "s3",
@@ -393,7 +395,7 @@ impl StorageSource<'_> {
         }
     }
 
-    /// The path in the block.
+    /// The path of the location.
     pub fn path(&self) -> &str {
         match self {
             Self::S3(source) => &source.path,
@@ -405,7 +407,7 @@ impl StorageSource<'_> {
         }
     }
 
-    /// Whether the path starts with a bucket or a container.
+    /// True if the path starts with a bucket or a container.
     pub fn has_bucket(&self) -> bool {
         !matches!(self, Self::Pvc(_) | Self::Local(_))
     }
@@ -436,7 +438,7 @@ impl StorageSource<'_> {
     }
 }
 
-/// A path in an object store.
+/// A bucket and a key in an object store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectPath {
     /// The bucket or container.
@@ -445,7 +447,7 @@ pub struct ObjectPath {
     pub key: String,
 }
 
-/// Why a path does not have the form `<bucket>/<key>`.
+/// The reason why a path is not `<bucket>/<key>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PathError {
     /// The path has no slash.
@@ -457,7 +459,7 @@ pub enum PathError {
     /// The path ends with its first slash, so the key is missing.
     #[error("the key is missing")]
     NoKey,
-    /// The key ends with a slash, so it would be a folder.
+    /// The key ends with a slash, like the name of a directory.
     #[error("the key ends in a slash")]
     EndsInSlash,
 }

@@ -1,7 +1,7 @@
-//! Enums that are stored as text. An enum also stores a text that this release does not know, so that objects from
-//! other releases can always be read. The schema lists only the known texts, and `validate` rejects all other texts.
+//! Enums that are stored as text. They keep unknown texts, so that objects of other releases can be read. The schema
+//! allows only the known texts, and `validate` rejects all other texts.
 
-/// Declares an enum of texts with a last variant `Unknown(String)`.
+/// Declares an enum of texts whose last variant is `Unknown(String)`.
 macro_rules! text_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -13,7 +13,7 @@ macro_rules! text_enum {
         }
 
         impl $name {
-            /// The texts of all known variants.
+            /// The texts of the known variants.
             pub const KNOWN: &'static [&'static str] = &[$($text),+];
 
             /// The text in an object.
@@ -24,7 +24,7 @@ macro_rules! text_enum {
                 }
             }
 
-            /// Whether this release knows the text.
+            /// True if this release knows the text.
             pub fn is_known(&self) -> bool {
                 !matches!(self, Self::Unknown(_))
             }

@@ -1,4 +1,4 @@
-//! Versions of etcd: parsing, support and capabilities.
+//! Versions of etcd: parsing, support, and features.
 
 pub mod path;
 
@@ -6,9 +6,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// Default of `spec.version`: the newest release that the project tests.
+/// The default of `spec.version`: the newest release that the project tests.
 pub const DEFAULT_VERSION: &str = "3.7.3";
-/// Default of `spec.repository`.
+/// The default of `spec.repository`.
 pub const DEFAULT_REPOSITORY: &str = "quay.io/coreos/etcd";
 
 const OLDEST_SUPPORTED: (u64, u64) = (3, 4);
@@ -30,16 +30,16 @@ pub struct VersionError {
 /// Whether the project tests a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// A minor release that the project tests.
+    /// The project tests this minor release.
     Tested,
-    /// Older than the tested releases. Accepted because old manifests contain 3.2.13.
+    /// The version is older than the tested releases. Old manifests contain 3.2.13, for example.
     Older,
-    /// Newer than the tested releases.
+    /// The version is newer than the tested releases.
     Newer,
 }
 
 impl EtcdVersion {
-    /// Parses a version. Every leading `v` is ignored, as in coreos/etcd-operator.
+    /// Parses a version. Ignores all leading `v`, like coreos/etcd-operator.
     ///
     /// # Errors
     /// Fails if the text is not a semantic version.
@@ -52,7 +52,7 @@ impl EtcdVersion {
             })
     }
 
-    /// The version with these numbers, without a pre-release part.
+    /// The version with these numbers.
     pub fn release(major: u64, minor: u64, patch: u64) -> Self {
         Self(semver::Version::new(major, minor, patch))
     }
@@ -67,7 +67,7 @@ impl EtcdVersion {
         &self.0
     }
 
-    /// Compares this version with the minor releases that the project tests.
+    /// Compares the version with the minor releases that the project tests.
     pub fn support(&self) -> Support {
         match self.minor() {
             minor if minor < OLDEST_SUPPORTED => Support::Older,
@@ -76,23 +76,23 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether members can join as learners (since 3.4).
+    /// True if members can join as learners (since 3.4).
     pub fn has_learners(&self) -> bool {
         self.minor() >= (3, 4)
     }
 
-    /// Whether `--max-learners` allows several learners at once (since 3.6). Since 3.6, the flag has no prefix
-    /// `experimental-`.
+    /// True if `--max-learners` allows several learners at the same time (since 3.6). The flag has no prefix
+    /// `experimental-` then.
     pub fn has_max_learners(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether the flag `--peer-skip-client-san-verification` exists without the prefix `experimental-` (since 3.6).
+    /// True if the flag `--peer-skip-client-san-verification` has no prefix `experimental-` (since 3.6).
     pub fn has_stable_flag_names(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether etcd accepts the flag `--tls-min-version` (since 3.4.25, 3.5.8 and 3.6).
+    /// True if etcd has the flag `--tls-min-version` (since 3.4.25, 3.5.8 and 3.6).
     pub fn has_tls_min_version(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -102,12 +102,12 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether the image contains `etcdutl` for snapshots (since 3.5). Older images contain only `etcdctl`.
+    /// True if the image has `etcdutl` (since 3.5). Older images have only `etcdctl`.
     pub fn has_etcdutl(&self) -> bool {
         self.minor() >= (3, 5)
     }
 
-    /// Whether etcd serves `/readyz` and `/livez` (since 3.4.29, 3.5.11 and 3.6). Older releases serve only `/health`.
+    /// True if etcd serves `/readyz` and `/livez` (since 3.4.29, 3.5.11 and 3.6). Older releases serve only `/health`.
     pub fn has_readyz(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn etcd_features_depend_on_version() {
-        // The columns are the version, learners, max-learners, etcdutl and readyz.
+        // The columns: version, learners, `--max-learners`, etcdutl, `/readyz`.
         let cases = [
             ("3.3.27", false, false, false, false),
             ("3.4.28", true, false, false, false),

@@ -1,5 +1,4 @@
-//! Parses objects, manifests, durations, versions, paths and names, as users, old operators and damaged stores may
-//! write them.
+//! Parses damaged objects, manifests, durations, versions, paths and names.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod damaged;
@@ -18,7 +17,7 @@ use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A manifest as the backup operator writes it, with the recorded spec of a cluster.
+/// A manifest in the format of the backup operator, with the spec of a cluster.
 const MANIFEST: &str = r#"{"formatVersion":1,"etcdVersion":"3.6.16","clusterID":"cdf818194e3a8c32","revision":10004,
 "size":20512,"sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","hash":3917214398,"keys":17,
 "compression":"zstd","storedSize":2051,"encryption":{"format":"aes256gcm-chunks-v1","key":{"name":"2026","id":"a62e0f7753a4df18"}},
@@ -27,7 +26,7 @@ const MANIFEST: &str = r#"{"formatVersion":1,"etcdVersion":"3.6.16","clusterID":
 "cluster":{"name":"example","namespace":"prod","spec":{"size":3,"version":"3.6.16","pod":{"persistentVolumeClaimSpec":
 {"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}},"TLS":{"generated":{}}}}}"#;
 
-/// The objects of coreos/etcd-operator v0.9.4, as JSON.
+/// The manifests of coreos/etcd-operator v0.9.4 as JSON.
 fn objects() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/fixtures/v0.9.4");
     let files = std::fs::read_dir(folder)
@@ -50,8 +49,8 @@ fn damaged_objects() -> impl Strategy<Value = Vec<u8>> {
     damaged(&objects)
 }
 
-/// Parses a text, and asserts that the value stays the same if it is written and read again. `None` if the text cannot
-/// be parsed.
+/// Parses a text, and asserts that the value stays the same when it is written and read again. `None` if the text is
+/// invalid.
 fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
     let value: T = bounded(|| serde_json::from_slice(text)).ok()?;
     let written = serde_json::to_value(&value).unwrap();
@@ -130,8 +129,7 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // The name of a backup is not parsed if its year is before 1000 or after 9999, because the year must have four
-        // digits.
+        // A year before 1000 or after 9999 does not have four digits, so its name is rejected.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

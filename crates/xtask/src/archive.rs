@@ -1,5 +1,5 @@
-//! Writes a container image as a docker-archive: a tar file with one layer, its configuration and a manifest. The same
-//! content always results in the same bytes.
+//! Writes a container image as a docker-archive: a tar file with one layer, a configuration and a manifest. The bytes
+//! depend only on the content.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// A file of the image, and the file of this machine that it is copied from.
+/// A file of the image.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    /// Path of the file on this machine.
+    /// Path of the source file on this machine.
     pub(crate) source: PathBuf,
     /// Path in the image, without a leading slash.
     pub(crate) path: String,
@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An entry for an executable file.
+    /// An executable file.
     pub(crate) fn program(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -29,7 +29,7 @@ impl Entry {
         }
     }
 
-    /// A file with data, which is not executable.
+    /// A file that is not executable.
     pub(crate) fn data(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -41,24 +41,24 @@ impl Entry {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Image {
-    /// The names of the image with their tags, such as `quay.io/coreos/etcd:v3.6.16`.
+    /// Names of the image with tags, such as `quay.io/coreos/etcd:v3.6.16`.
     pub(crate) names: Vec<String>,
     pub(crate) entries: Vec<Entry>,
-    /// Symbolic links. Each entry is the path of the link in the image, and its target.
+    /// Symbolic links: the path of the link in the image, and its target.
     pub(crate) links: Vec<(String, String)>,
-    /// Folders of the image that contain no file. The parent folders of files are added automatically.
+    /// Empty folders of the image. Parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
-    /// The user of the image as `UID:GID`. Empty means root.
+    /// The user of the image as `UID:GID`. An empty text means root.
     pub(crate) user: String,
     pub(crate) labels: Vec<(String, String)>,
-    /// The creation time that the image reports, in the format of RFC 3339. It is not the time of the build, because
-    /// two builds of the same content must give the same bytes.
+    /// The creation time in the image, in the format of RFC 3339. The time of the build is not used, because two
+    /// builds of the same content must have the same bytes.
     pub(crate) created: Option<String>,
 }
 
 impl Image {
-    /// Writes the image to `file` as a docker-archive. Returns the digest of its layer.
+    /// Writes the image to `file`, and returns the digest of its layer.
     pub(crate) fn write(&self, file: &Path) -> Result<String> {
         let layer_file = file.with_extension("layer");
         let digest = self
@@ -94,7 +94,7 @@ impl Image {
         Ok(digest)
     }
 
-    /// All properties of the image except the content of its files. The hash in the image's tag includes them.
+    /// All properties of the image except the content of its files, for the hash in the tag of the image.
     pub(crate) fn settings(&self) -> String {
         let paths: Vec<_> = self
             .entries
@@ -113,7 +113,7 @@ impl Image {
         .to_string()
     }
 
-    /// Writes the layer as a tar file and returns its digest, in hexadecimal.
+    /// Writes the layer as a tar file, and returns its digest in hexadecimal.
     pub(crate) fn write_layer(&self, file: &Path) -> Result<String> {
         let mut layer = tar::Builder::new(Hashing {
             file: File::create(file)?,
@@ -142,7 +142,7 @@ impl Image {
         Ok(hex::encode(hashing.hash.finalize()))
     }
 
-    /// All folders of the image without duplicates. A folder comes before the folders in it.
+    /// All folders of the image. Each folder comes before the folders in it.
     fn all_folders(&self) -> Vec<(String, u32)> {
         let parents = self
             .entries
@@ -169,8 +169,8 @@ impl Image {
             .collect()
     }
 
-    /// The configuration of the image, in the format that Docker and OCI share. `layer` is the digest of the
-    /// uncompressed layer.
+    /// The configuration of the image, in the common format of Docker and OCI. `layer` is the digest of the layer
+    /// before compression.
     pub(crate) fn config(&self, layer: &str) -> String {
         let labels: serde_json::Map<_, _> = self
             .labels
@@ -197,7 +197,7 @@ impl Image {
     }
 }
 
-/// The architecture of this machine, with the name that container images use, such as `amd64`.
+/// The architecture of this machine in the terms of container images, such as `amd64`.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -206,8 +206,7 @@ pub(crate) fn architecture() -> &'static str {
     }
 }
 
-/// A tar header that depends only on `mode` and `size`, and not on the time, owner and group of the file on this
-/// machine.
+/// A tar header with fixed time, owner and group, so that archives are reproducible.
 pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);

@@ -1,5 +1,5 @@
-//! Paths that the commands use: the checkout and its files, the target directory, the user's cache, and the run folder
-//! of the testbed. Creates no files.
+//! The paths of the checkout, the target directory, the cache of the user, and the run folder of the testbed. Creates
+//! no files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The folder that contains the run folder of each checkout's testbed, and the folder with the claimed slots.
+/// The folder with the run folders of all testbeds on this machine.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout in which `cargo xtask` or `cargo test` was called. This can differ from the checkout in
-/// which xtask was compiled, because checkouts can share a target directory.
+/// The root of the checkout in which cargo runs. It can differ from the checkout in which xtask was compiled, because
+/// checkouts can share a target directory.
 pub(crate) fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
-/// All files below `folder`, sorted. Files in hidden folders and target directories are not included.
+/// All files in `folder` and its subfolders, sorted, without hidden folders and target directories.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", folder.display());
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-/// The folder with the programs that xtask has built for the testbed. All checkouts of this user share it.
+/// The folder with the programs that xtask has built, which all checkouts of this user share.
 pub(crate) fn cache() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir),
@@ -69,19 +69,19 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(base.join("etcd-operator-testbed"))
 }
 
-/// The folder with the sockets, data and logs of this checkout's testbed while the testbed is up.
+/// The folder with the sockets, data and logs of this checkout's testbed.
 pub(crate) fn run_folder() -> PathBuf {
     let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR")
         .map_or_else(|| RUN_BASE.into(), PathBuf::from);
     base.join(identity())
 }
 
-/// The folder with the claimed slots. All checkouts on the machine share this folder.
+/// The folder with the files that reserve slots for testbeds. All checkouts on the machine share this folder.
 pub(crate) fn slots_folder() -> PathBuf {
     Path::new(RUN_BASE).join("slots")
 }
 
-/// Eight hexadecimal digits that identify the checkout: a hash of its path.
+/// Eight hexadecimal digits that identify the checkout: the start of a hash of its path.
 pub(crate) fn identity() -> String {
     hex::encode(&Sha256::digest(root().as_os_str().as_encoded_bytes())[..4])
 }

@@ -1,5 +1,4 @@
-//! `cargo xtask conformance`: prints the tests that prove each requirement in docs/conformance.md. Reads the checkout
-//! and changes nothing.
+//! `cargo xtask conformance` prints the tests for each requirement in docs/conformance.md. Changes nothing.
 
 mod document;
 mod source;
@@ -17,17 +16,17 @@ pub(crate) use document::{Line, lines};
 pub(crate) use source::names_invariant;
 pub(crate) use source::{Place, Source};
 
-/// The page with the requirements, relative to the checkout.
+/// The page with the requirements, relative to the root of the checkout.
 pub(crate) const PAGE: &str = "docs/conformance.md";
 
-/// Which lines of the page to print.
+/// The options of `cargo xtask conformance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Print only the lines with this text, for example "invariant 5" or "EtcdBackup.spec".
+    /// Print only requirements whose name contains this text, for example "invariant 5" or "EtcdBackup.spec".
     text: Option<String>,
 }
 
-/// Prints the rows of the page that the options select, with their tests.
+/// Prints the selected requirements with their tests.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = checkout::root();
     let page =
@@ -42,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All Rust sources of the checkout, in the order of their paths.
+/// All Rust files of the checkout, sorted by path.
 pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     for path in checkout::files(root)? {
@@ -57,8 +56,7 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The report for one row of the page: the places in the code that enforce the requirement, its tests, and the models
-/// and fixtures that also check it.
+/// The report for one requirement: code that names the invariant, tests, and other files that check it.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

@@ -1,5 +1,5 @@
-//! The command `dist`: writes all files of a release into one folder, and publishes nothing.
-//! docs/contributing/releasing.md describes the other steps of a release.
+//! `cargo xtask dist` writes all files of a release to a folder. It publishes nothing; docs/contributing/releasing.md
+//! describes the other steps of a release.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,35 +29,36 @@ use crate::{checkout, image, oci, programs, progress, release, shell};
 pub(crate) struct Options {
     /// Registry and name of the released image, for example registry.example.com/etcd-operator.
     ///
-    /// Chart and manifests pin the image by tag and digest. Without this option they use localhost/etcd-operator by its
-    /// tag: load the image into the nodes.
+    /// The chart and the manifests contain the tag and the digest of the image. Without this option, they use
+    /// localhost/etcd-operator, which you must load into the nodes.
     #[arg(long, value_name = "REGISTRY/NAME")]
     repository: Option<String>,
-    /// Version of the release: the version of the workspace, optionally with a suffix such as -rc.1.
+    /// Version of the release: the version of the workspace, with an optional suffix such as -rc.1.
     #[arg(long, value_name = "VERSION", default_value = origin::VERSION)]
     version: String,
-    /// Address of the source for labels and provenance [default: the https address of the git remote `origin`]
+    /// URL of the source repository, for labels and provenance [default: the https URL of the git remote `origin`]
     #[arg(long, value_name = "URL")]
     source: Option<String>,
     /// URI of the builder in the provenance statement.
     #[arg(long, value_name = "URI", default_value = provenance::LOCAL_BUILDER)]
     builder: String,
-    /// Add the image of another architecture: an archive that `dist` wrote on another machine.
+    /// Add the image of another architecture. FILE is an archive that `dist` wrote on another machine.
     #[arg(long = "add-image", value_name = "FILE")]
     others: Vec<PathBuf>,
-    /// Add the plugin of another architecture: an archive that `dist` wrote on another machine.
+    /// Add the plugin of another architecture. FILE is an archive that `dist` wrote on another machine.
     #[arg(long = "add-plugin", value_name = "FILE")]
     plugins: Vec<PathBuf>,
-    /// Address below which you publish the files, for the manifest of the plugin [default: SOURCE/releases/download/vVERSION]
+    /// URL under which you publish the files, for the manifest of the plugin [default:
+    /// SOURCE/releases/download/vVERSION]
     #[arg(long, value_name = "URL")]
     files_url: Option<String>,
-    /// Folder into which the files are written [default: dist in the target directory]
+    /// Folder for the files [default: dist in the target directory]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Profile of the program. With `fast`, the files are a trial and not a release.
+    /// Compilation profile. With `fast`, the files are only a trial.
     #[arg(long, value_enum, default_value_t = Profile::Release)]
     profile: Profile,
-    /// Build everything again in a second checkout and target directory, and compare the files. Doubles the time.
+    /// Build everything again in a second checkout and target directory, and compare the files. This doubles the time.
     #[arg(long)]
     verify_reproducible: bool,
 }
@@ -87,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report(&output)
 }
 
-/// Rejects combinations of options that cannot produce a release.
+/// Rejects options with which no release can be written.
 fn check(options: &Options) -> Result<()> {
     origin::check_version(&options.version)?;
     if let Some(repository) = &options.repository {
@@ -112,7 +113,7 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a repository that contains a tag, a digest or a scheme. `dist` appends the tag and the digest itself.
+/// Rejects a repository with a tag, a digest or a scheme, because `dist` adds the tag and the digest.
 fn check_repository(repository: &str) -> Result<()> {
     let (_, name) = repository.rsplit_once('/').unwrap_or_default();
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
@@ -124,7 +125,7 @@ fn check_repository(repository: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rejects an output folder that contains files which `dist` did not write, because `dist` replaces the whole folder.
+/// Rejects a folder with other files, because `dist` replaces the whole folder.
 fn check_output(folder: &Path) -> Result<()> {
     let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
     if !folder.join(listing::SUMS).is_file() && fs::read_dir(folder).is_ok_and(|it| !is_empty(it)) {
@@ -136,9 +137,9 @@ fn check_output(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes all files of the release into the empty folder `new`.
+/// Writes the files of the release to the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // The origin is read before any file is written, because written files would make git report a modified checkout.
+    // git is queried before the first file is written, because it would report a modified checkout afterwards.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say(
@@ -200,7 +201,7 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
     put(new, listing::SUMS, listing::text(&listing::sums(new)?))
 }
 
-/// The address below which the files of the release are published. `None` if it is unknown.
+/// The URL under which the files are published. `None` if unknown.
 fn files_url(options: &Options, origin: &Origin) -> Option<String> {
     let source = origin.source.as_ref();
     let page = source.map(|source| format!("{source}/releases/download/v{}", options.version));
@@ -210,7 +211,7 @@ fn files_url(options: &Options, origin: &Origin) -> Option<String> {
         .or(page)
 }
 
-/// Writes the chart, the CRDs, and the manifests that Helm renders from the chart.
+/// Writes the chart, the CRDs, and the manifests rendered from the chart.
 fn write_manifests(release: &Release, files: &[Text], helm: &Path, new: &Path) -> Result<()> {
     put(new, &release.chart(), chart::package(files)?)?;
     put(new, listing::CRDS, chart::crds(files))?;
@@ -225,7 +226,7 @@ fn write_manifests(release: &Release, files: &[Text], helm: &Path, new: &Path) -
     Ok(())
 }
 
-/// Writes the bundle for OLM. Fails if the validators of the operator framework reject the bundle.
+/// Writes the bundle for OLM. Fails if the validators of the operator framework reject it.
 fn write_bundle(
     release: &Release,
     chart: &[Text],
@@ -246,14 +247,14 @@ fn put(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> Result<()> {
     fs::write(&file, content).with_context(|| file.display().to_string())
 }
 
-/// Clones the checkout's current commit into `folder`.
+/// Clones the current commit of the checkout to `folder`.
 fn clone(folder: &Path) -> Result<()> {
     let mut command = Command::new("git");
     command.args(["clone", "--quiet", "--shared"]);
     shell::output(command.arg(checkout::root()).arg(folder)).map(|_| ())
 }
 
-/// The inputs of the build, which the provenance statement lists.
+/// The inputs of the build for the provenance statement.
 fn inputs(options: &Options, helm: &Path) -> Result<provenance::Inputs> {
     let first_line = |program: &Path, args: &[&str]| -> Result<String> {
         let text = shell::output(Command::new(program).args(args))?;
@@ -281,7 +282,7 @@ fn inputs(options: &Options, helm: &Path) -> Result<provenance::Inputs> {
     Ok(provenance::Inputs { tools, files })
 }
 
-/// Builds the release again from a clone in another folder, with an empty target directory, and compares the files.
+/// Builds the release again in another folder with an empty target directory, and compares the files.
 fn verify(options: &Options, work: &Path, output: &Path) -> Result<()> {
     let again = work.join("again");
     let (source, files) = (again.join("source"), again.join("dist"));

@@ -1,5 +1,5 @@
-//! The command `cargo xtask drill`. It runs the program `drill` of the crate `e2e`, which makes the faults. `start`
-//! builds the program and stores its environment, so that the other commands need neither a build nor all nodes.
+//! `cargo xtask drill` runs the program `drill` of the crate `e2e`, which injects the faults. `start` stores the
+//! environment of the program, so that the other commands need no build.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,34 +15,35 @@ use crate::{checkout, image, progress, testbed};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub(crate) enum Drill {
-    /// Create the fleet on the testbed: operators, three clusters, a scheduled backup, Prometheus with the chart's
-    /// alerts. Brings up the testbed if necessary, and deletes an earlier drill.
+    /// Create the operators, three clusters, a scheduled backup, and Prometheus with the chart's alerts on the
+    /// testbed. Starts the testbed if necessary, and deletes an earlier drill.
     Start {
-        /// Seed of the order of the faults, to repeat a drill [default: a new one]
+        /// Seed of the order of the faults, to repeat a drill [default: a random seed]
         #[arg(long)]
         seed: Option<u64>,
-        /// How many times faster than in production the alerts fire. 1 uses the times of the chart
+        /// Factor by which alerts fire faster than in production. 1 keeps the times of the chart
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60))]
         speedup: u32,
     },
-    /// Make the next fault, without naming it. Returns when an alert fires. After an interruption, continues the fault.
+    /// Inject the next fault without naming it, and wait until an alert fires. Completes the last fault if it was
+    /// interrupted.
     Fault,
-    /// Report whether the fleet is healthy again, and the time since the fault. The exit code is 0 if it is healthy.
+    /// Report whether the clusters are healthy, and the time since the fault. The exit code is 0 if they are healthy.
     Check {
-        /// Wait until the fleet is healthy.
+        /// Wait until the clusters are healthy.
         #[arg(long)]
         wait: bool,
     },
-    /// Print the firing alerts, with their runbooks.
+    /// Print the firing alerts with their runbooks.
     Alerts,
-    /// Print the faults that were made, with the times of their alerts and repairs.
+    /// Print the injected faults, with the times of their alerts and repairs.
     Reveal,
-    /// Start stopped nodes, and delete the fleet. The testbed stays up.
+    /// Start stopped nodes, and delete the clusters. The testbed stays up.
     Stop,
 }
 
 impl Drill {
-    /// The arguments for the program.
+    /// The arguments of the program.
     fn arguments(&self) -> Vec<String> {
         let words: Vec<&str> = match self {
             Self::Start { seed, speedup } => {
@@ -61,7 +62,7 @@ impl Drill {
     }
 }
 
-/// `cargo xtask drill`.
+/// Runs `cargo xtask drill`.
 pub(crate) fn run(drill: &Drill) -> Result<ExitCode> {
     let program = if matches!(drill, Drill::Start { .. }) {
         Program::prepare()?
@@ -71,7 +72,7 @@ pub(crate) fn run(drill: &Drill) -> Result<ExitCode> {
     program.run(&drill.arguments())
 }
 
-/// The program `drill` and its environment.
+/// The path and the environment of the program `drill`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Program {
     path: PathBuf,
@@ -79,7 +80,7 @@ struct Program {
 }
 
 impl Program {
-    /// The folder with the files of the drill. The testbed removes the folder when it is taken down.
+    /// The folder with the files of the drill, which `testbed down` deletes.
     fn folder() -> PathBuf {
         checkout::run_folder().join("drill")
     }
@@ -88,10 +89,10 @@ impl Program {
         Self::folder().join("program.json")
     }
 
-    /// Brings up the testbed, builds the operators and the program, and creates an empty folder for the drill.
+    /// Starts the testbed, builds the operators and the program, and creates an empty folder.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
-        // An earlier drill can leave a node stopped, and `up` rejects a testbed with stopped nodes.
+        // Starts nodes that an earlier drill has stopped, because `up` rejects a testbed with stopped nodes.
         testbed::commands::mend_if_up()?;
         let place = Where::default();
         let (early, _) = progress::timed("testbed", || drive::begin_cluster(&place, None))?;

@@ -1,5 +1,5 @@
-//! The commands `demo`, `bench` and `soak`. They prepare a cluster and the image, as `test` does. They pass both to the
-//! programs of the crate `e2e` in environment variables.
+//! `cargo xtask demo`, `bench` and `soak` prepare a cluster and the image like `test`, and then run programs of the
+//! crate `e2e` with environment variables.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -17,19 +17,19 @@ use crate::{checkout, image, progress, release, shell, testbed};
 /// The cluster to use.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Where {
-    /// Use an existing cluster instead of the testbed: a context of your kubeconfig, or `current`. kubectl and helm
-    /// must be on the PATH. Set E2E_IMAGE to an image that the cluster can pull, and E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY
-    /// and E2E_S3_SECRET_KEY to an S3 server.
+    /// Use an existing cluster instead of the testbed: a context of your kubeconfig, or `current`. Requires kubectl
+    /// and helm on the PATH, E2E_IMAGE with an image that the cluster can pull, and E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY
+    /// and E2E_S3_SECRET_KEY of an S3 server.
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,
-    /// Keep the testbed up at the end.
+    /// Do not stop the testbed at the end.
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
     pub(crate) platform: Platform,
 }
 
-/// A program of the crate `e2e` and its options.
+/// The options of a program of the crate `e2e`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Program {
     #[command(flatten)]
@@ -37,10 +37,11 @@ pub(crate) struct Program {
     /// DNS cache of the testbed [default: nocache on a new testbed, unchanged on a running one]
     #[arg(long, value_enum)]
     dns: Option<Dns>,
-    /// Profile of the operators [default: fast for `demo`, release for `bench`]. `bench backup` always uses `fast`.
+    /// Compilation profile of the operators [default: fast for `demo`, release for `bench`]. `bench backup` always
+    /// uses `fast`.
     #[arg(long, value_enum)]
     profile: Option<Profile>,
-    /// Arguments of the program; `-- --help` lists them.
+    /// Arguments of the program, which `-- --help` lists.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -48,18 +49,18 @@ pub(crate) struct Program {
 /// The options of `cargo xtask soak`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Soak {
-    /// How long to inject faults, in minutes. The last fault is repaired afterwards
+    /// Minutes to inject faults. The last fault is repaired afterwards
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// The seed of the faults, to repeat a soak [default: a new one]
+    /// The seed of the faults, to repeat a soak [default: a random seed]
     #[arg(long)]
     seed: Option<u64>,
-    /// Keep the testbed up at the end.
+    /// Do not stop the testbed at the end.
     #[arg(long)]
     keep: bool,
 }
 
-/// `cargo xtask soak`: runs on the testbed only, because it breaks nodes and the API server.
+/// Runs `cargo xtask soak`, only on the testbed, because the soak stops nodes and the API server.
 pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     let output = checkout::target()?.join("soak").display().to_string();
     let minutes = options.minutes.to_string();
@@ -86,21 +87,21 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     self::program("soak", &program)
 }
 
-/// A cluster whose nodes have the image of the operators, with the environment variables for the programs.
+/// A cluster with the image of the operators, and the environment variables of the programs.
 pub(crate) struct Prepared {
     pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
 }
 
-/// Compare the backup of a large database with the manual steps, `etcdctl snapshot save` and an upload. Needs no
+/// Compare the backup of a large database with the manual steps: `etcdctl snapshot save`, and an upload. Needs no
 /// Kubernetes
 #[derive(Debug, clap::Parser)]
 #[command(name = "bench backup", bin_name = "cargo xtask bench backup")]
 struct BackupBench {
-    /// Sizes of the databases in MiB; needs free disk space of four times the largest size
+    /// Sizes of the databases in MiB. Needs four times the largest size as free disk space
     #[arg(long, value_name = "MIB,...", default_value = "100,1024")]
     sizes: String,
-    /// Number of measurements for each size; the result is their median
+    /// Number of measurements for each size. The result is their median
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Write the results to this file as JSON
@@ -113,7 +114,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // clap reports a request for the help text as an error, too. Only wrong options make the command fail.
+            // clap also reports `--help` as an error. Only invalid options make the command fail.
             Err(message) => {
                 message.print().context("cannot write")?;
                 return Ok(if message.use_stderr() {
@@ -143,7 +144,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     })
 }
 
-/// `cargo xtask demo`, `bench` and `soak`: runs a program of the crate `e2e` on a prepared cluster.
+/// Runs a program of the crate `e2e` for `cargo xtask demo`, `bench` or `soak`.
 pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     if let ("bench", Some((first, rest))) = (name, options.args.split_first())
         && first == "backup"
@@ -151,7 +152,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // The help text of the program or its subcommand is printed without bringing up a cluster.
+    // `--help` needs no cluster.
     if options
         .args
         .iter()
@@ -208,7 +209,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     })
 }
 
-/// The compiled programs for `demo` and `bench`.
+/// The compiled programs of `demo` and `bench`.
 struct Build {
     /// Programs of the crate `e2e`.
     programs: Vec<PathBuf>,
@@ -217,7 +218,7 @@ struct Build {
     origin: Origin,
 }
 
-/// Compiles the programs of the crate `e2e`, and the operators in the selected profile.
+/// Compiles the programs of the crate `e2e`, and the operators.
 fn compile(name: &str, options: &Program) -> Result<Build> {
     let default = match name {
         "bench" if given_image(&options.place).is_none() => Profile::Release,
@@ -240,7 +241,7 @@ fn compile(name: &str, options: &Program) -> Result<Build> {
     })
 }
 
-/// The image in the variable `E2E_IMAGE`, if the user runs on their own cluster.
+/// The image in `E2E_IMAGE`, if the cluster is not the testbed.
 fn given_image(place: &Where) -> Option<String> {
     std::env::var("E2E_IMAGE")
         .ok()
@@ -254,11 +255,11 @@ pub(crate) fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a 
         .with_context(|| format!("cargo built no program {name}"))
 }
 
-/// The selected cluster, before the image is loaded into its nodes.
+/// The cluster, before its nodes have the image.
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
-    /// True if this command takes the testbed down at its end.
+    /// True if this command stops the testbed at the end.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }
@@ -315,7 +316,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Builds the image, loads it into the nodes, and adds the variables for the image and the chart.
+/// Builds the image, loads it into the nodes, and adds the variables of image and chart.
 pub(crate) fn finish(
     early: Early,
     place: &Where,
@@ -351,7 +352,7 @@ pub(crate) fn finish(
     Ok(Prepared { vars, steps })
 }
 
-/// Prints the commands that load an image into other clusters.
+/// Prints the commands that load the image into other clusters.
 pub(crate) fn print_load_commands(image: &image::ImageRef) {
     let (archive, reference) = (image.archive.display(), &image.reference);
     let (name, tag) = reference.rsplit_once(':').unwrap_or((reference, ""));
@@ -375,7 +376,7 @@ pub(crate) fn end_cluster(early: &Early, place: &Where) {
             "the testbed stays up; use it with `eval \"$(cargo xtask testbed env)\"`, stop it with `cargo xtask testbed down`",
         );
     } else if let Err(error) = testbed::down() {
-        // A failure to stop the testbed must not hide the result of the work.
+        // This error must not hide the result of the command.
         progress::say(&format!("cannot take down the testbed: {error:#}"));
     }
 }

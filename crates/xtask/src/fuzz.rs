@@ -1,4 +1,4 @@
-//! The command `fuzz`: runs the tests with damaged input for some minutes, each round with the next seed.
+//! `cargo xtask fuzz` runs the tests with damaged input for some minutes. Each round uses the next seed.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,10 +11,10 @@ use crate::{checkout, image, progress, suite};
 /// The options of `cargo xtask fuzz`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Fuzz {
-    /// How long to start new rounds, in minutes. The last round is completed
+    /// Minutes in which new rounds start. The last round is completed
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// The seed of the first round, to repeat a failed round [default: a new one]
+    /// The seed of the first round, to repeat a failed round [default: a random seed]
     #[arg(long)]
     seed: Option<u64>,
     /// Number of cases of each test in a round
@@ -22,7 +22,7 @@ pub(crate) struct Fuzz {
     cases: u32,
 }
 
-/// `cargo xtask fuzz`.
+/// Runs `cargo xtask fuzz`.
 pub(crate) fn fuzz(options: &Fuzz) -> Result<ExitCode> {
     ensure_packages(&[Purpose::Build])?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
@@ -45,7 +45,7 @@ pub(crate) fn fuzz(options: &Fuzz) -> Result<ExitCode> {
     }
 }
 
-/// Runs all test programs `damaged_input`. Returns whether they have passed.
+/// Runs all test programs `damaged_input`, and returns true if they succeeded.
 fn run(more: &[&str], seed: u64, cases: u32) -> Result<bool> {
     let status = Command::new(image::cargo())
         .arg("test")

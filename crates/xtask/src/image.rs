@@ -1,6 +1,5 @@
-//! Builds the image of the operators. It contains one static program that has a name for each operator, and the
-//! certificates of public authorities. It has a non-root user and no shell. The tag is a hash of the content and the
-//! labels. The image is never pushed.
+//! Builds the image of the operators: one static program with a name for each operator, CA certificates, a non-root
+//! user, and no shell. The tag is a hash of the content and the labels. The image is never pushed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,24 +14,24 @@ use crate::archive::{Entry, Image};
 use crate::origin::Origin;
 use crate::{checkout, progress, testbed};
 
-/// Name of the image, without the tag.
+/// The name of the image without a tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The file name of the program that contains all operators. Under this name it runs the cluster operator.
+/// The file name of the program, with which it runs the cluster operator.
 pub(crate) const PROGRAM: &str = "etcd-operator";
-/// Links to the program. Under these names it runs the other operators.
+/// Names of links to the program, with which it runs the other operators.
 const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
-/// The folder in the image that contains the program and the links.
+/// The folder of the program and the links in the image.
 const PROGRAMS: &str = "usr/local/bin";
 
-/// The file with the certificates of public authorities. Its path is the same on this machine and in the image.
+/// The file with the CA certificates, on this machine and in the image.
 pub(crate) const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// How many archives of older images stay in the target directory.
+/// Number of archives of older images that are kept.
 const KEPT_ARCHIVES: usize = 6;
-/// Maximum size of the released image before compression, in bytes.
+/// The maximum size of the released image before compression, in bytes.
 const LARGEST_IMAGE: u64 = 40_000_000;
 
-/// An image that was built and written as an archive.
+/// An image that exists as an archive.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageRef {
     /// `localhost/etcd-operator:TAG`.
@@ -42,14 +41,14 @@ pub(crate) struct ImageRef {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
-    /// Small and optimized, as in a release. The first build takes about 20 minutes on two cores.
+    /// Small and fast, as in a release. The first build takes about 20 minutes on two cores.
     Release,
-    /// Compiled quickly, as for `demo` and `test`.
+    /// Quick to compile, as for `demo` and `test`.
     Fast,
 }
 
 impl Profile {
-    /// The name on the command line.
+    /// The name of the profile on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Release => "release",
@@ -58,8 +57,8 @@ impl Profile {
     }
 }
 
-/// The crates that every call of cargo selects: the operators, the plugin of kubectl and the crate `e2e`. The same
-/// selection gives the same features, so large dependencies are compiled only once for image, tests and demo.
+/// The crates of every cargo command: the same crates select the same features, so large dependencies are compiled
+/// only once.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -75,17 +74,17 @@ pub(crate) const SELECTION: &[&str] = &[
     "e2e",
 ];
 
-/// The arguments that compile the failpoints into the operators. An end-to-end test selects the failpoint at which an
-/// operator exits.
+/// The cargo arguments for failpoints in the operators. An end-to-end test selects the failpoint at which an operator
+/// exits.
 pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 
-/// The program that compiles the crates of the workspace. Dependencies are always compiled by rustc.
+/// The compiler of the workspace's crates. Dependencies are always compiled with rustc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compiler {
-    /// The dependencies and the crates are compiled with rustc.
+    /// rustc compiles the crates.
     Rustc,
-    /// clippy, which compiles like rustc and also lints. `cargo clippy` is not used: it only checks dependencies, so
-    /// the tests would need a second compilation of them.
+    /// clippy compiles and lints the crates. `cargo clippy` would only check the dependencies, so that they would be
+    /// compiled a second time for the tests.
     Clippy,
 }
 
@@ -94,14 +93,14 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
 }
 
-/// Like [`compile`], with the failpoints of the operators.
+/// Like [`compile`], with failpoints in the operators.
 pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf>> {
     let args = [&["build", "--bins"], SELECTION, FAIL_POINTS].concat();
     operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
-/// Finds the operators in cargo's messages about a build with failpoints. Copies them at once, because a later build
-/// without failpoints writes to the same path.
+/// Finds the operators with failpoints in the messages of cargo, and copies them at once, because the next build
+/// without failpoints overwrites them.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)
         .into_iter()
@@ -125,7 +124,7 @@ fn copy_program(file: &Path) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// The content of the image. `built` contains the program of the operators.
+/// The content of the image. `built` contains the program.
 pub(crate) fn content(built: &[PathBuf], origin: &Origin) -> Result<Image> {
     let file = built
         .iter()
@@ -155,7 +154,7 @@ pub(crate) fn content(built: &[PathBuf], origin: &Origin) -> Result<Image> {
     })
 }
 
-/// Writes the image of the compiled operators, unless the same image exists.
+/// Writes the image of the compiled operators, unless it exists.
 pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     let mut content = content(built, origin)?;
     let tag = tag(&content)?;
@@ -167,7 +166,7 @@ pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     };
     content.names = vec![image.reference.clone()];
     if !image.archive.is_file() {
-        // Other commands may write the same image at the same time, so each uses its own temporary file.
+        // Other commands may write the same image now, so each uses its own temporary file.
         let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
         progress::step("writing the image", || content.write(&temporary))?;
         fs::rename(&temporary, &image.archive)
@@ -177,13 +176,13 @@ pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     Ok(image)
 }
 
-/// A size in megabytes with one decimal: `38.1 MB`.
+/// A size in megabytes with one decimal, such as `38.1 MB`.
 pub(crate) fn megabytes(bytes: u64) -> String {
     let tenths = bytes.div_ceil(100_000);
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Rejects a released image whose uncompressed size is too large.
+/// Rejects a released image that is too large before compression.
 pub(crate) fn check_size(bytes: u64) -> Result<()> {
     if bytes > LARGEST_IMAGE {
         bail!(
@@ -195,19 +194,19 @@ pub(crate) fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Loads the image into all nodes of the running testbed.
+/// Loads the image into all nodes of the testbed.
 pub(crate) fn load(image: &ImageRef) -> Result<()> {
     progress::step(&format!("loading {}", image.reference), || {
         testbed::load_image(&image.archive, &image.reference)
     })
 }
 
-/// Runs cargo with its progress on the terminal, and returns the programs that cargo built.
+/// Runs cargo, and returns the programs that it has built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
     cargo_executables_in(&checkout::root(), args)
 }
 
-/// Like [`cargo_executables`], for another checkout.
+/// Like [`cargo_executables`], in another checkout.
 pub(crate) fn cargo_executables_in(folder: &Path, args: &[&str]) -> Result<Vec<PathBuf>> {
     let messages = cargo_messages_in(folder, args, Compiler::Rustc)?;
     Ok(executables(&messages))
@@ -217,8 +216,7 @@ pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Runs cargo with its progress on the terminal, and returns its JSON messages, one per line. With clippy, a warning
-/// is an error.
+/// Runs cargo, and returns its JSON messages. With clippy, a warning is an error.
 pub(crate) fn cargo_messages(args: &[&str], compiler: Compiler) -> Result<String> {
     cargo_messages_in(&checkout::root(), args, compiler)
 }
@@ -255,8 +253,8 @@ fn cargo_messages_in(folder: &Path, args: &[&str], compiler: Compiler) -> Result
     Ok(messages)
 }
 
-/// The warnings and errors in cargo's JSON messages, without duplicates. Cargo repeats the messages of a library for
-/// its tests.
+/// The warnings and errors in the messages of cargo. Cargo repeats those of a library for its tests, so duplicates are
+/// removed.
 fn diagnostics(messages: &str) -> BTreeSet<String> {
     let rendered = |line: &str| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -265,7 +263,7 @@ fn diagnostics(messages: &str) -> BTreeSet<String> {
     messages.lines().filter_map(rendered).collect()
 }
 
-/// The programs in cargo's JSON messages.
+/// The programs in the messages of cargo.
 fn executables(messages: &str) -> Vec<PathBuf> {
     messages
         .lines()
@@ -274,8 +272,8 @@ fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The tag of an image: the first twelve hexadecimal digits of a hash over its properties, and the names and content of
-/// its files.
+/// The tag of an image: twelve hexadecimal digits of a hash over its properties, and the names and content of its
+/// files.
 fn tag(image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(image.settings());
@@ -288,7 +286,7 @@ fn tag(image: &Image) -> Result<String> {
     Ok(hex::encode(hash.finalize())[..12].to_owned())
 }
 
-/// Keeps only the newest archives, because each archive is as large as the program.
+/// Keeps only the newest archives, because archives are large.
 fn remove_old_archives(folder: &Path) -> Result<()> {
     let mut archives: Vec<_> = fs::read_dir(folder)
         .with_context(|| folder.display().to_string())?
@@ -304,7 +302,7 @@ fn remove_old_archives(folder: &Path) -> Result<()> {
     archives.sort();
     let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // An error is ignored, because another command may have removed the archive already.
+        // Another command may have removed the archive already.
         let _ = fs::remove_file(archive);
     }
     Ok(())
@@ -362,7 +360,7 @@ mod tests {
         let built = [program(dir.path(), "a")];
         let image = content(&built, &Origin::unreleased()).unwrap();
         assert_eq!(image.user, "65532:65532");
-        // The image contains no executable files except the operators' program, in particular no shell.
+        // The image has no executable file except the program, so it has no shell.
         let programs = image.entries.iter().filter(|entry| entry.mode & 0o111 != 0);
         let paths: Vec<&str> = programs.map(|entry| entry.path.as_str()).collect();
         assert_eq!(paths, ["usr/local/bin/etcd-operator"]);

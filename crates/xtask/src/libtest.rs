@@ -1,17 +1,17 @@
-//! Parses the output of Rust test programs with `--format=json`, line by line. Does not run the programs.
+//! Parses the output of Rust test programs with `--format=json`. Does not run them.
 //!
-//! This format is unstable. Test programs need [`ARGS`] and the environment variable [`UNLOCK`] to print it.
+//! The format is unstable, so test programs need [`ARGS`] and the environment variable [`UNLOCK`].
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Arguments that make a test program print JSON with the duration of each test.
+/// Arguments with which a test program prints JSON and the duration of each test.
 pub(crate) const ARGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
-/// The environment variable with which a test program of a stable toolchain accepts `-Z` options.
+/// The environment variable with which a test program accepts `-Z` options, although the toolchain is stable.
 pub(crate) const UNLOCK: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// If a test fails, this many lines of its output are printed as the reason.
+/// Number of lines of a failed test's output that are printed as the reason.
 const REASON_LINES: usize = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,24 +21,24 @@ pub(crate) enum Outcome {
     Skipped,
 }
 
-/// The result of a test that has ended.
+/// The result of a completed test.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ended {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// The output of a failed test, or the reason why a test was skipped.
+    /// The output of a failed test, or the reason of a skipped test.
     pub(crate) output: String,
 }
 
-/// A parsed line of a test program's output.
+/// A line in the output of a test program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Line {
     Started(String),
     Ended(Ended),
-    /// A line about all tests of the program: their number at the start, or the summary at the end.
+    /// A line about the whole program: the number of tests, or the summary.
     Suite,
-    /// A line that libtest did not write. It comes from a test or from a program that a test started.
+    /// A line of a test, or of a program that a test started.
     Other,
 }
 
@@ -57,8 +57,7 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // A program that a test started may have printed a text without a line break. The JSON of libtest then follows on
-    // the same line.
+    // If a program has printed a text without a line break, the JSON of libtest follows on the same line.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;
@@ -79,8 +78,7 @@ pub(crate) fn read(line: &str) -> Line {
     })
 }
 
-/// The lines of a test's output that explain its failure: the first panic, or else the returned error, or else the last
-/// lines.
+/// The lines that explain the failure of a test: the first panic, or the returned error, or the last lines.
 pub(crate) fn reason(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     let panic = |line: &&str| line.starts_with("thread ") && line.contains(" panicked at ");
@@ -99,7 +97,7 @@ pub(crate) fn reason(output: &str) -> Vec<String> {
     reason
 }
 
-/// The test names in the output of `--list --format terse`.
+/// The names of tests in the output of `--list --format terse`.
 pub(crate) fn listed(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_suffix(": test"))

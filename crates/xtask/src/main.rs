@@ -1,6 +1,5 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `fuzz`, `drill`, `image`, `dist`, `site`, `packages`,
-//! `prose`, `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes
-//! objects. It must compile in seconds, because it installs the packages that the other crates need for compiling.
+//! The commands of `cargo xtask`. This crate runs other programs, and has no code about etcd or Kubernetes objects. It
+//! must compile within seconds, because it installs the packages that other crates need.
 
 mod archive;
 mod checkout;
@@ -49,86 +48,85 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a demo: install the operators, create a cluster, back it up, destroy it, restore it, compare the data.
+    /// Run a demo: install the operators, create a cluster, back it up, delete it, restore it, and compare the data.
     ///
-    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` are passed to the demo. The
-    /// operators are built with the profile `fast`, not with the profile of a release.
+    /// The demo starts the testbed, unless --context names a cluster. Arguments after `--` are passed to the demo. The
+    /// operators have the profile `fast`, not the profile of a release.
     Demo(drive::Program),
-    /// Run all tests, unit and end-to-end, and print the numbers of passed and failed tests.
+    /// Run all unit and end-to-end tests, and print the numbers of passed and failed tests.
     ///
-    /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. If the testbed was up before,
-    /// it stays up. The operators are built with the profile `fast` and with failpoints.
+    /// The end-to-end tests start the testbed, unless --context names a cluster. A testbed that was up before stays
+    /// up. The operators have the profile `fast` and failpoints.
     Test(suite::Tests),
-    /// Measure on the testbed: `bench cluster`, `scale`, `backup`, `restore`, `upgrade`, `defrag`; see
+    /// Run a benchmark on the testbed: `bench cluster`, `scale`, `backup`, `restore`, `upgrade` or `defrag`. See
     /// docs/benchmarks.md.
     ///
-    /// The options of `bench` come before the name of the benchmark, and those of the benchmark after it:
-    /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
-    /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
+    /// The options of `bench` precede the name of the benchmark, and the options of the benchmark follow it: `bench
+    /// --dns cache30 cluster --rounds 10 --json FILE`. `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
-    /// Inject random faults while clients use a cluster, and check the clients' history; see
+    /// Inject random faults while clients use a cluster, and check the history of the clients. See
     /// docs/contributing/testing.md.
     ///
-    /// The same seed gives the same faults. A failed soak prints the seed, and keeps its steps and the clients' history.
+    /// The same seed gives the same faults. A failed soak prints its seed, and keeps its steps and the history.
     Soak(drive::Soak),
-    /// Pass damaged input to the parsers for some minutes; see docs/contributing/testing.md.
+    /// Test the parsers with damaged input for some minutes. See docs/contributing/testing.md.
     ///
-    /// Each round uses the next seed. A failed round prints its seed and the smallest input that fails.
+    /// Each round uses the next seed. A failed round prints its seed, and the smallest input that fails.
     Fuzz(fuzz::Fuzz),
-    /// Practice for on-call engineers: make hidden faults on the testbed, and measure the time to their repair; see
+    /// Practice for on-call engineers: inject unnamed faults on the testbed, and measure the time to their repair. See
     /// docs/drill.md.
     #[command(subcommand)]
     Drill(drill::Drill),
-    /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
+    /// Build the image of the operators as a docker-archive, and print its path, size and reference.
     ///
-    /// The program is that of a release. `--profile fast` compiles the program of `demo` and `test`.
+    /// The default profile is that of a release. `demo` and `test` use `--profile fast`.
     Image {
-        /// Also load the image into all nodes of the running testbed. The image is never pushed to a registry.
+        /// Also load the image into all nodes of the testbed. The image is never pushed to a registry.
         #[arg(long)]
         load: bool,
-        /// Profile of the program.
+        /// Compilation profile of the program.
         #[arg(long, value_enum, default_value_t = Profile::Release)]
         profile: Profile,
     },
-    /// Write every file of a release into one folder: image, chart, manifests, CRDs, bundle for OLM, SBOM, provenance,
+    /// Write all files of a release to a folder: image, chart, manifests, CRDs, OLM bundle, SBOM, provenance, and
     /// checksums.
     ///
-    /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20
-    /// minutes on two cores.
+    /// The command publishes nothing: docs/contributing/releasing.md has the steps of a release. The first build takes
+    /// about 20 minutes on two cores.
     Dist(dist::Options),
-    /// Build the documentation site from docs with mdBook, check its links and anchors, and print its folder.
+    /// Build the documentation site with mdBook, check its links, and print its folder.
     ///
     /// The first run compiles mdBook and hyperlink, which takes about five minutes on two cores.
     Site(site::Options),
-    /// Install the Debian packages that compiling and the testbed need, or print their names.
+    /// Install the Debian packages for compiling and for the testbed, or print their names.
     Packages,
-    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced
-    /// words.
+    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and words that
+    /// should be replaced.
     ///
-    /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a
-    /// finding.
+    /// The rules are in docs/contributing/language.md. The command does not fail because of findings.
     Prose(prose::Options),
-    /// Print the tests that prove each requirement, and the places that enforce each invariant.
+    /// Print the tests of each requirement, and the code that enforces each invariant.
     ///
-    /// `conformance "invariant 5"` prints one line of docs/conformance.md.
+    /// `conformance "invariant 5"` prints one requirement of docs/conformance.md.
     Conformance(conformance::Options),
-    /// Manage a real Kubernetes on this machine, without Docker.
+    /// Manage a Kubernetes cluster on this machine, without Docker.
     #[command(subcommand)]
     Testbed(TestbedCommand),
 }
 
 #[derive(Debug, Subcommand)]
 enum TestbedCommand {
-    /// Build the programs of the testbed and the servers of the tests into the cache, without starting them.
+    /// Build the programs of the testbed and the servers of the tests into the cache.
     Build {
         /// Version of Kubernetes, such as 1.33 [default: that of e2e/testbed/kube]
         #[arg(long, value_name = "VERSION")]
         kubernetes: Option<String>,
     },
-    /// Bring up the testbed of this checkout, or use it if it is up. The first run builds Kubernetes (about 15
-    /// minutes).
+    /// Start the testbed of this checkout, unless it is up. The first run builds Kubernetes, which takes about 15
+    /// minutes.
     Up {
-        /// DNS cache: none for names of the cluster (kubeadm since 1.33), or 30 s (kubeadm before 1.33).
+        /// DNS cache for names of the cluster: `nocache` (kubeadm since 1.33), or `cache30` for 30 s (kubeadm before
+        /// 1.33).
         #[arg(long, value_enum, default_value_t = Dns::Nocache)]
         dns: Dns,
         /// Number of nodes.
@@ -137,11 +135,11 @@ enum TestbedCommand {
         #[command(flatten)]
         platform: testbed::Platform,
     },
-    /// Stop the testbed of this checkout and remove its files. The logs are kept in target/testbed-logs.
+    /// Stop the testbed of this checkout and remove its files. Its logs stay in target/testbed-logs.
     Down,
     /// Show the daemons, nodes and pods of the testbed.
     Status,
-    /// Print shell variables for using the testbed: `eval "$(cargo xtask testbed env)"`.
+    /// Print shell variables for the testbed: `eval "$(cargo xtask testbed env)"`.
     Env {
         /// Print JSON.
         #[arg(long)]
@@ -149,7 +147,8 @@ enum TestbedCommand {
     },
     /// Change the DNS cache of the running testbed.
     Dns {
-        /// No cache for names of the cluster (kubeadm since 1.33), or 30 s (kubeadm before 1.33).
+        /// DNS cache for names of the cluster: `nocache` (kubeadm since 1.33), or `cache30` for 30 s (kubeadm before
+        /// 1.33).
         #[arg(value_enum)]
         dns: Dns,
     },
@@ -159,7 +158,7 @@ enum TestbedCommand {
     /// Stop and start daemons of the control plane.
     #[command(subcommand)]
     Daemon(DaemonCommand),
-    /// Start every node and daemon that is not running, and reset the DNS cache to its default.
+    /// Start all stopped nodes and daemons, and reset the DNS cache to its default.
     Mend,
     /// Run a command in the namespaces of the testbed, for example `exec -- ip address`.
     Exec {
@@ -171,7 +170,7 @@ enum TestbedCommand {
 
 #[derive(Debug, Subcommand)]
 enum DaemonCommand {
-    /// Kill a daemon, as in a crash.
+    /// Kill a daemon.
     Stop {
         /// Name in the output of `testbed status`: kube-apiserver, coredns, ...
         name: String,
@@ -185,17 +184,18 @@ enum DaemonCommand {
 
 #[derive(Debug, Subcommand)]
 enum NodeCommand {
-    /// Kill the kubelet, the container runtime and all containers of a node, as in a power failure. Its disks are kept.
+    /// Kill the kubelet, the container runtime and all containers of a node, as in a power failure. The disks keep
+    /// their data.
     Kill {
         /// node-0, node-1, ...
         node: String,
     },
-    /// Start the parts of a node that are not running, and wait until the node is ready.
+    /// Start the stopped processes of a node, and wait until the node is ready.
     Start {
         /// node-0, node-1, ...
         node: String,
     },
-    /// Kill only the kubelet of a node: its containers continue, but the node reports no status.
+    /// Kill only the kubelet of a node. Its containers continue, but the node reports no status.
     StopKubelet {
         /// node-0, node-1, ...
         node: String,

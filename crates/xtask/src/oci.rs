@@ -1,5 +1,5 @@
-//! Writes and reads an OCI image archive. It is a tar file with an image index, and for each architecture a manifest, a
-//! configuration and a layer. The same content always results in the same bytes.
+//! Writes and reads an OCI image archive: a tar file with an image index, and a manifest, a configuration and a layer
+//! for each architecture. The bytes depend only on the content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const BLOBS: &str = "blobs/sha256/";
 
-/// The content of an archive: the descriptors of the manifests, and all blobs by their digest in hexadecimal.
+/// The descriptors of the manifests, and all blobs by their digest in hexadecimal.
 #[derive(Debug, Default)]
 struct Content {
     manifests: Vec<Value>,
@@ -27,7 +27,7 @@ struct Content {
 }
 
 impl Content {
-    /// Adds a blob and returns its descriptor.
+    /// Adds a blob, and returns its descriptor.
     fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = hex::encode(Sha256::digest(&bytes));
         let descriptor = json!({
@@ -46,25 +46,25 @@ impl Content {
     }
 }
 
-/// The properties of an archive that was written.
+/// The properties of a written archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     /// The digest of the image index: `sha256:...`.
     pub(crate) digest: String,
     pub(crate) architectures: Vec<String>,
-    /// The size of the largest layer without compression, in bytes.
+    /// The size of the largest layer before compression, in bytes.
     pub(crate) layer: u64,
 }
 
-/// Compresses bytes with gzip. The gzip header contains no time and no name.
+/// Compresses bytes with gzip, without a time or a name in the header.
 pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(bytes)?;
     Ok(encoder.finish()?)
 }
 
-/// Writes the image for the architecture of this machine, and adds the images in `others`, which are archives for other
-/// architectures. `reference` is the name of the image with its tag.
+/// Writes the image for this machine's architecture, and adds the images in the archives `others`. `reference` is the
+/// name of the image with its tag.
 pub(crate) fn write(
     image: &Image,
     reference: &str,
@@ -114,7 +114,7 @@ fn architecture_of(descriptor: &Value) -> String {
     text.unwrap_or_default().to_owned()
 }
 
-/// Adds the image and returns the size of its layer without compression.
+/// Adds the image, and returns the size of its layer before compression.
 fn add_image(content: &mut Content, image: &Image, temporary: &Path) -> Result<u64> {
     let digest = image.write_layer(temporary)?;
     let layer = fs::read(temporary)?;
@@ -147,7 +147,7 @@ fn write_archive(content: &Content, index: &Value, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads an archive that [`write`] has written. The image index of the archive is not part of the result.
+/// Reads an archive of [`write`]. The result does not contain the image index.
 fn read(file: &Path) -> Result<Content> {
     let mut content = Content::default();
     let mut top = None;
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// A copy of the archive for the architecture `other`.
+    /// An archive of the image for the architecture `other`.
     fn of_other_architecture(folder: &Path) -> PathBuf {
         let mut content = Content::default();
         add_image(&mut content, &image(folder, "other"), &folder.join("l")).unwrap();
@@ -250,7 +250,7 @@ mod tests {
         let written = write(&image, "r/x:1", &others, &file).unwrap();
         assert_eq!(written.architectures, [architecture(), "other"]);
         assert_eq!(read(&file).unwrap().manifests.len(), 2);
-        // An archive with several architectures can be added too, unless it has an architecture that already exists.
+        // An archive of several architectures can be added, unless one of them exists already.
         let twice = write(&image, "r/x:1", &[file], &dir.path().join("b.tar"));
         let error = twice.unwrap_err().to_string();
         assert!(error.contains(architecture()), "{error}");
@@ -262,7 +262,7 @@ mod tests {
         let file = dir.path().join("image.tar");
         write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        // Damages a blob: the last `}]` is in a blob, because only the first two files of the archive are not blobs.
+        // The last `}]` is in a blob, because only the first two files of the archive are not blobs.
         let at = bytes.windows(2).rposition(|pair| pair == b"}]").unwrap();
         bytes[at] = b' ';
         fs::write(&file, bytes).unwrap();

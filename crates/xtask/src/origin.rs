@@ -1,4 +1,4 @@
-//! The origin of an image or a release: its version, commit, and address of the source. Reads git, and changes nothing.
+//! The version, the commit and the source repository of an image or a release, from git.
 
 use std::process::Command;
 
@@ -8,21 +8,20 @@ use crate::{checkout, shell};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The origin, as the labels of an image contain it.
+/// The origin for the labels of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) version: String,
-    /// The commit. It has the suffix `-modified` if files of the checkout differ from the commit.
+    /// The commit, with the suffix `-modified` if files of the checkout differ from it.
     pub(crate) revision: Option<String>,
-    /// The address of the source repository.
+    /// The URL of the source repository.
     pub(crate) source: Option<String>,
     /// The time of the commit, in the format of RFC 3339.
     pub(crate) created: Option<String>,
 }
 
 impl Origin {
-    /// The origin for images of `demo` and `test`. It does not contain the commit, so the image changes only if its
-    /// program changes.
+    /// The origin for images of `demo` and `test`. Without the commit, the image changes only if its program changes.
     pub(crate) fn unreleased() -> Self {
         Self {
             version: VERSION.to_owned(),
@@ -32,8 +31,7 @@ impl Origin {
         }
     }
 
-    /// The origin of the checkout. If `source` is `None`, the address is that of the git remote `origin`, provided that
-    /// users can open it.
+    /// The origin of the checkout. If `source` is `None`, the URL is that of the git remote `origin`, if it is public.
     pub(crate) fn of_checkout(version: &str, source: Option<&str>) -> Result<Self> {
         let mut revision = git(&["rev-parse", "HEAD"])?;
         if is_modified()? {
@@ -56,7 +54,7 @@ impl Origin {
         })
     }
 
-    /// The labels of the Open Container Initiative.
+    /// The labels of the Open Container Initiative (OCI).
     pub(crate) fn labels(&self) -> Vec<(String, String)> {
         let label = |name: &str, value: Option<&String>| {
             Some((format!("org.opencontainers.image.{name}"), value?.clone()))
@@ -77,20 +75,19 @@ impl Origin {
     }
 }
 
-/// True if files of the checkout differ from the commit or are not part of it.
+/// True if files of the checkout differ from the commit, or are not in it.
 pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
 
-/// The address of a git remote, if users can open it. `None` for an address with credentials, and for a path on this
-/// machine.
+/// The URL of a git remote. `None` for a URL with credentials, and for a path on this machine.
 fn public_address(remote: &str) -> Option<String> {
     let is_public = remote.starts_with("https://") && !remote.contains('@');
     is_public.then(|| remote.trim_end_matches(".git").to_owned())
 }
 
-/// Rejects a version that differs from the version of the workspace, except for a pre-release suffix. The programs and
-/// the CRDs contain the version of the workspace.
+/// Rejects a version other than that of the workspace, which programs and CRDs contain. A pre-release suffix is
+/// allowed.
 pub(crate) fn check_version(version: &str) -> Result<()> {
     let is_suffix = |suffix: &str| {
         let text = suffix.strip_prefix('-').unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The Debian packages that the commands need. Missing packages are installed if possible. Otherwise the error contains
-//! the command that installs them.
+//! The Debian packages that the commands need. Installs missing packages if possible; otherwise the error contains the
+//! command that installs them.
 
 use std::process::Command;
 
@@ -7,21 +7,21 @@ use anyhow::{Context, Result, bail};
 
 use crate::{progress, shell};
 
-/// A Debian package, and the programs or files that show that it is installed.
+/// A Debian package, and files that show that it is installed.
 struct Need {
     package: &'static str,
-    /// Names of programs on the PATH, or absolute paths of files. If one of them exists, the package is installed.
+    /// Names of programs on the PATH, or absolute paths of files. If one exists, the package is installed.
     evidence: &'static [&'static str],
 }
 
 const BUILD: &[Need] = &[
-    // The build script of the crate etcd-client runs the protobuf compiler.
+    // The build script of the crate etcd-client needs the protobuf compiler.
     Need {
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
-    // The build script of the crate etcd-client imports these protobuf definitions. They are in their own package,
-    // which apt does not always install together with the compiler.
+    // The build script of the crate etcd-client needs these protobuf definitions, which are not part of the compiler's
+    // package.
     Need {
         package: "libprotobuf-dev",
         evidence: &[
@@ -74,16 +74,16 @@ const TESTBED: &[Need] = &[
     },
 ];
 
-/// The task for which packages are needed.
+/// The purpose of packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The packages are needed to compile the operators.
+    /// To compile the operators.
     Build,
-    /// The packages are needed to build and run the testbed.
+    /// To build and run the testbed.
     Testbed,
 }
 
-/// Installs the Debian packages that are missing for `purposes`.
+/// Installs the missing packages for `purposes`.
 pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let missing = missing(purposes, |evidence| {
         if evidence.starts_with('/') {

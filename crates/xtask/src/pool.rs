@@ -1,5 +1,5 @@
-//! Runs test programs concurrently, the longest first. Prints each test program that has ended, the output of each
-//! failed test, and a line of progress at least every 30 s. The caller chooses the programs.
+//! Runs test programs concurrently, the longest first. Prints each completed program, the output of each failed test,
+//! and progress at least every 30 s.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Read};
@@ -14,29 +14,29 @@ use crate::progress;
 use crate::report::Test;
 use crate::times::Times;
 
-/// Longest time without a line of progress.
+/// The maximum time between two lines of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// How long the pool waits for the last output of a test program that has ended. Without a limit it could wait forever,
-/// because a process that the program left running can keep the pipe open.
+/// Time limit for the last output of a completed test program. A process that it started may keep the pipe open
+/// forever.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-/// If a test program crashes, this many lines of its other output are shown.
+/// Number of lines of other output that are printed if a test program crashes.
 const TAIL: usize = 30;
 
 /// One run of a test program.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Job {
-    /// The name under which the duration is recorded.
+    /// The name by which durations are recorded.
     pub(crate) name: String,
-    /// The prefix of the program's test names in all output.
+    /// The prefix of the names of its tests in the output.
     pub(crate) prefix: String,
-    /// The test program. The arguments must contain [`libtest::ARGS`], so that it prints JSON.
+    /// The test program. The arguments must include [`libtest::ARGS`], so that it prints JSON.
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
     pub(crate) folder: PathBuf,
     pub(crate) vars: Vec<(String, String)>,
     /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// True if the job must not run at the same time as another serial job.
+    /// True if no other serial job may run at the same time.
     pub(crate) serial: bool,
 }
 
@@ -48,8 +48,8 @@ pub(crate) struct Done {
     pub(crate) jobs: Vec<(String, Duration)>,
 }
 
-/// Runs all jobs, up to `slots` at the same time. `later` is the expected duration of the stages after this one, for
-/// the estimate in the progress lines. `None` if it is not known.
+/// Runs all jobs, up to `slots` at the same time. `later` is the expected duration of the following stages, for the
+/// printed estimate. `None` if unknown.
 pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Duration>) -> Done {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mut pool = Pool::new(jobs, expected, slots, later);
@@ -71,7 +71,7 @@ pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Dur
     pool.done
 }
 
-/// The expected duration of the jobs if `slots` of them run at the same time. `None` if no duration was ever recorded.
+/// The expected duration of the jobs, with up to `slots` at the same time. `None` if no duration was recorded.
 pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Duration> {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mean = mean(&expected)?;
@@ -88,7 +88,7 @@ enum Event {
 
 struct Running {
     since: Instant,
-    /// Tests that have started and not yet ended.
+    /// Tests that run now.
     open: BTreeSet<String>,
     failed: bool,
     tail: VecDeque<String>,
@@ -100,12 +100,12 @@ struct Pool {
     mean: Option<Duration>,
     slots: usize,
     later: Option<Duration>,
-    /// Jobs in their start order.
+    /// Jobs that have not started, in their order of start.
     waiting: VecDeque<usize>,
     running: BTreeMap<usize, Running>,
     done: Done,
     total: usize,
-    /// When the last line of progress was printed.
+    /// The time of the last line of progress.
     printed: Instant,
 }
 
@@ -117,7 +117,7 @@ impl Pool {
         later: Option<Duration>,
     ) -> Self {
         let mut waiting: Vec<usize> = (0..jobs.len()).collect();
-        // A job with an unknown duration starts first, because it may be the longest.
+        // A job without a recorded duration starts first, because it may be the longest.
         waiting.sort_by_key(|index| std::cmp::Reverse(expected[*index].unwrap_or(Duration::MAX)));
         Self {
             total: jobs.iter().map(|job| job.tests).sum(),
@@ -133,8 +133,7 @@ impl Pool {
         }
     }
 
-    /// Moves the next job that may start from `waiting` to `running`. Returns its index. `None` if no job may start
-    /// now.
+    /// Moves the next job from `waiting` to `running`, and returns its index. `None` if no job may start now.
     fn next(&mut self) -> Option<usize> {
         let serial = self.running.keys().any(|index| self.jobs[*index].serial);
         let may = |index: &usize| !(serial && self.jobs[*index].serial);
@@ -158,7 +157,7 @@ impl Pool {
             Ok(Event::Line(index, line)) => self.read(index, line),
             Ok(Event::Error(index, line)) => self.keep(index, line),
             Ok(Event::Ended(index, status)) => self.end(index, status),
-            // The channel cannot be disconnected, because this thread holds a sender.
+            // The channel stays connected, because this thread also holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.heartbeat(),
         }
     }
@@ -299,14 +298,14 @@ impl Pool {
     }
 }
 
-/// The mean of the known durations. It is used for jobs whose duration is not known.
+/// The mean of the known durations, which is used for jobs without a recorded duration.
 fn mean(expected: &[Option<Duration>]) -> Option<Duration> {
     let known: Vec<Duration> = expected.iter().flatten().copied().collect();
     let count = u32::try_from(known.len()).ok().filter(|count| *count > 0)?;
     Some(known.iter().sum::<Duration>() / count)
 }
 
-/// The shortest possible duration of jobs that take these times, if `slots` of them run at the same time.
+/// The shortest possible duration of these jobs, with up to `slots` at the same time.
 fn spread(left: &[Duration], slots: usize) -> Duration {
     let slots = u32::try_from(slots.max(1)).unwrap_or(u32::MAX);
     let longest = left.iter().max().copied().unwrap_or_default();
@@ -329,12 +328,12 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // Waits until both readers of the output have ended, or until the timeout.
+            // Waits until both threads that read the output have ended, or until the time limit.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // Sending fails only after a panic of the receiving thread, so an error is ignored.
+    // Sending fails only after a panic of the receiving thread.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -349,7 +348,7 @@ fn start(job: &Job) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Sends each line of `output` to the pool, from a new thread.
+/// Starts a thread that sends each line of `output` to the pool.
 fn follow(
     output: impl Read + Send + 'static,
     reading: &Sender<()>,
@@ -372,7 +371,7 @@ fn follow(
 mod tests {
     use super::*;
 
-    /// Builds a job that runs a shell script instead of a test program.
+    /// A job that runs a shell script instead of a test program.
     fn job(name: &str, script: &str) -> Job {
         Job {
             name: name.into(),
@@ -472,7 +471,7 @@ mod tests {
     #[test]
     fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
-        // A job with an unknown duration counts with the mean of the other durations.
+        // A job without a recorded duration counts as the mean of the others.
         assert_eq!(
             pool(&[Some(10), Some(20), None]).left(),
             Some(Duration::from_millis(22_500))

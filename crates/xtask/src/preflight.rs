@@ -1,5 +1,5 @@
-//! Checks the machine before a testbed is brought up. Each check tries a feature that the testbed needs, and undoes its
-//! changes of the machine. If a feature is missing, the error names the remedy.
+//! Checks the machine before the testbed starts. Each check tries a feature that the testbed needs, and undoes its
+//! changes. An error names the remedy.
 
 use std::fs;
 use std::path::Path;
@@ -12,14 +12,14 @@ use crate::testbed::addresses::IpFamily;
 use crate::testbed::cgroup::Cgroups;
 use crate::{checkout, progress, shell};
 
-/// Properties of the machine that determine the configuration of the testbed.
+/// Properties of the machine that the configuration of the testbed depends on.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     /// The snapshotter of containerd: `overlayfs`, or `native` if overlayfs does not work.
     pub(crate) snapshotter: String,
 }
 
-/// Minimum free space in bytes, in the folder where programs are built and in the run folder of the testbed.
+/// The minimum free space in bytes, for the cache and for the run folder of the testbed.
 const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
@@ -98,7 +98,7 @@ fn go() -> Result<()> {
     }
 }
 
-/// The minor version in the output of Go. For example, 26 in `go1.26.8`.
+/// The minor version of Go, such as 26 for `go1.26.8`.
 fn minor_version(text: &str) -> Option<u32> {
     let rest = text.trim().strip_prefix("go1.")?;
     rest.split(|c: char| !c.is_ascii_digit())
@@ -122,7 +122,7 @@ fn control_groups() -> Result<()> {
     made
 }
 
-/// Checks that network namespaces have IPv6, and that the packet filter translates its addresses.
+/// Checks that network namespaces support IPv6, and that the packet filter can translate IPv6 addresses.
 fn ipv6() -> Result<()> {
     const DISABLED: &str = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
     const TRY: &str = "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && ip link set lo up \
@@ -138,7 +138,7 @@ fn ipv6() -> Result<()> {
     packet_filter("ip6tables", "[fd65:7462::1]:1")
 }
 
-/// Tries the tables and matches that kube-proxy needs, in a temporary network namespace.
+/// Tries the tables and matches of kube-proxy in a temporary network namespace.
 fn packet_filter(program: &str, target: &str) -> Result<()> {
     let rules = format!(
         "{program} -t nat -N TRY \
@@ -148,7 +148,7 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
         && {program} -t nat -A TRY -p tcp -j DNAT --to-destination {target} \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2"
     );
-    // Loads the kernel modules. An error is ignored, because a module may be built in.
+    // Loads kernel modules. Errors are ignored, because a module may be built in.
     for module in [
         "br_netfilter",
         "overlay",
@@ -166,7 +166,7 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks the limit of inotify instances, of which kubelets and container runtimes use many. Debian's default of 128 is
+/// Checks the limit of inotify instances. Kubelets and container runtimes need many, so Debian's default of 128 is
 /// enough for only two testbeds.
 fn inotify() -> Result<()> {
     const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
@@ -179,8 +179,7 @@ fn inotify() -> Result<()> {
     }
 }
 
-/// Rejects a run folder or cache below /run or /var/log. The testbed mounts its own folders there, so its processes
-/// would not see the files.
+/// Rejects a folder below /run or /var/log, because the testbed mounts its own folders there, which hide the files.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {
@@ -226,7 +225,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount exists only in the new mount namespace, so it disappears at the end of the command.
+    // The mount exists only in the new mount namespace, so it ends with the command.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();

@@ -1,5 +1,5 @@
-//! The release of an earlier commit, for the test of an upgrade of the operators and of the rollback. Clones the
-//! commit, compiles its operators and builds their image. Changes nothing in the checkout.
+//! Builds the image of the operators from an earlier commit, for the test of upgrades and rollbacks. Changes nothing
+//! in the checkout.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use crate::image::ImageRef;
 use crate::origin::{Origin, git};
 use crate::{checkout, image, progress, shell};
 
-/// The commit of the option `--previous`.
+/// The commit in the option `--previous`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Commit {
     /// The ID of the commit.
     Found(String),
-    /// Why the checkout has no earlier commits.
+    /// The reason why the checkout has no such commit.
     Missing(String),
 }
 
-/// The operators of an earlier commit.
+/// The image and the chart of an earlier commit.
 #[derive(Debug)]
 pub(crate) struct Previous {
     chart: PathBuf,
@@ -28,7 +28,7 @@ pub(crate) struct Previous {
 }
 
 impl Previous {
-    /// The environment variables of the end-to-end tests.
+    /// The environment variables for the end-to-end tests.
     pub(crate) fn vars(&self) -> [(String, String); 2] {
         let variable = |name: &str, value: String| (name.to_owned(), value);
         [
@@ -38,11 +38,11 @@ impl Previous {
     }
 }
 
-/// Finds a commit by its ID, tag, branch or expression such as `HEAD~20`. A checkout without git or without the history
-/// gives [`Commit::Missing`].
+/// Finds a commit by its ID, tag, branch, or an expression such as `HEAD~20`. Returns [`Commit::Missing`] without git
+/// or without the complete history.
 ///
 /// # Errors
-/// Fails if the checkout has the whole history, but no such commit.
+/// Fails if the checkout has the complete history, but not the commit.
 pub(crate) fn find(name: &str) -> Result<Commit> {
     let Ok(shallow) = git(&["rev-parse", "--is-shallow-repository"]) else {
         return Ok(Commit::Missing(
@@ -66,7 +66,7 @@ pub(crate) fn find(name: &str) -> Result<Commit> {
 }
 
 /// Builds the operators of a commit in the target directory of this checkout, so that dependencies are compiled only
-/// once. The build overwrites the compiled program of this checkout, which cargo restores at its next call.
+/// once. The build overwrites the program of this checkout, which the next cargo command restores.
 pub(crate) fn build(commit: &str) -> Result<Previous> {
     let source = clone(commit)?;
     let target = checkout::target()?.display().to_string();
@@ -79,7 +79,7 @@ pub(crate) fn build(commit: &str) -> Result<Previous> {
     })
 }
 
-/// The options of [`image::SELECTION`] for the packages that the commit has.
+/// The options of [`image::SELECTION`] for packages that exist in the commit.
 fn selection(source: &Path) -> Vec<&'static str> {
     let exists = |package: &str| {
         let folders = [source.join("crates").join(package), source.join(package)];
@@ -90,8 +90,8 @@ fn selection(source: &Path) -> Vec<&'static str> {
     chosen.flatten().copied().collect()
 }
 
-/// Clones the commit into the cache, unless it exists there. The target directory is not used: it is often below the
-/// checkout, and cargo would then also apply the configuration of the checkout.
+/// Clones the commit into the cache, unless it exists there. In the target directory, which is often in the checkout,
+/// cargo would also apply the configuration of the checkout.
 fn clone(commit: &str) -> Result<PathBuf> {
     let folder = checkout::cache()?
         .join("previous")

@@ -1,5 +1,5 @@
-//! Builds the programs of the testbed from pinned Go modules. Each module is built once, into a cache folder whose name
-//! contains a hash of the inputs. Starts no program.
+//! Builds the programs of the testbed from Go modules with pinned versions. Each module is built once, into a cache
+//! folder whose name contains a hash of the inputs.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,19 +21,19 @@ pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_valida
 #[cfg(test)]
 pub(crate) use tools::{actionlint, etcds, krew, lua, promtool};
 
-/// Part of the name of each module's cache folder. Change it when the build procedure changes, so that programs built
-/// by the old procedure are not used.
+/// Part of the hash of each cache folder. Change it when the build procedure changes, so that all programs are built
+/// again.
 const RECIPE: &str = "2";
 
-/// One call of `go build`.
+/// One `go build` command.
 struct Build {
-    /// The path of the program in the module's cache folder. Empty if the program has the name of its package.
+    /// The path of the program in the cache folder. If empty, the program has the name of its package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// True if the program is linked with the C library. Such a program must not be in an image.
+    /// True if the program needs the C library. Such a program must not be in an image.
     cgo: bool,
     tags: &'static str,
-    /// Linker flags with the version of the program. Those of Kubernetes come from [`Kubernetes::linker_flags`].
+    /// Linker flags with the version of the program. For Kubernetes, see [`Kubernetes::linker_flags`].
     version: &'static str,
 }
 
@@ -67,11 +67,11 @@ const ETCD: &[Build] = &[
     },
 ];
 
-/// The name of the Kubernetes module in [`MODULES`]. If the user selects another version of Kubernetes, the folder of
-/// that version is built instead.
+/// The Kubernetes module in [`MODULES`]. If the user selects another version, the folder of that version is built
+/// instead.
 const KUBE: &str = "kube";
 
-/// The name of the module of etcd 3.3.
+/// The module of etcd 3.3.
 const COREOS_ETCD: &str = "coreos-etcd-3.3";
 
 const MODULES: &[Module] = &[
@@ -113,9 +113,8 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // An older patch release, for tests of updates within a minor release. No test restores with it, so etcdctl and
-    // etcdutl are not built. Tests find programs by the prefix of their folder's name, so this release has its own
-    // prefix.
+    // An older patch release, for updates within a minor release. No test restores into it, so etcdctl and etcdutl are
+    // not built. Tests find programs by the prefix of the folder, so this release has another prefix.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -132,8 +131,8 @@ const MODULES: &[Module] = &[
         name: "etcd-3.7",
         builds: ETCD,
     },
-    // etcd as in clusters of coreos/etcd-operator, for tests of the migration. It is no supported version, so its name
-    // has another prefix than the supported versions.
+    // The etcd of coreos/etcd-operator, for tests of the migration. This version is not supported, so its name has
+    // another prefix.
     Module {
         name: COREOS_ETCD,
         builds: &[
@@ -166,7 +165,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // porcupine: checks that the operations recorded by `cargo xtask soak` are linearizable.
+    // porcupine, which checks that the operations of `cargo xtask soak` are linearizable.
     Module {
         name: "linearize",
         builds: &[Build {
@@ -185,8 +184,7 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names of the links to the single Kubernetes binary. The name with which the binary is called selects the
-/// program.
+/// The names of the links to the single Kubernetes binary. Its name selects the program.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -196,24 +194,24 @@ const KUBE_NAMES: &[&str] = &[
     "kubectl",
 ];
 
-/// The built programs and images of the testbed.
+/// The programs and images of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
-    /// A folder with links to all programs. It is the first folder of the PATH.
+    /// A folder with links to all programs, for the PATH.
     pub(crate) bin: PathBuf,
     /// The init process of the testbed.
     pub(crate) init: PathBuf,
     /// The etcd of the control plane.
     pub(crate) etcd: PathBuf,
-    /// The image archives that every node loads.
+    /// The image archives for the nodes.
     pub(crate) images: Vec<PathBuf>,
-    /// The etcd versions in `images`, oldest first.
+    /// The etcd versions in `images`, the oldest first.
     pub(crate) etcd_versions: Vec<String>,
-    /// The version of Kubernetes, without the leading `v`.
+    /// The version of Kubernetes, without a leading `v`.
     pub(crate) kubernetes: String,
 }
 
-/// Builds the programs that the cache does not contain yet.
+/// Builds the programs that are not in the cache.
 pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     let (cache, _lock) = lock()?;
     let go = go_version()?;
@@ -292,8 +290,7 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     })
 }
 
-/// Locks the cache. If another checkout is building programs, waits until it has finished, so that its programs can be
-/// used.
+/// Locks the cache. If another checkout is building programs, waits and then uses its programs.
 fn lock() -> Result<(PathBuf, File)> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -305,14 +302,14 @@ fn lock() -> Result<(PathBuf, File)> {
     Ok((cache, lock))
 }
 
-/// The etcd versions for which the testbed has an image, oldest first.
+/// The etcd versions with an image on the testbed, the oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The etcd versions that the `go.mod` files of the modules require. No other file defines these versions.
+/// The etcd versions in the `go.mod` files. No other file defines these versions.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -348,8 +345,7 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
         })
 }
 
-/// Returns the cache folder `NAME-KEY`. If it does not exist, `make` fills a temporary folder, which is then renamed to
-/// `NAME-KEY`.
+/// Returns the cache folder `NAME-KEY`. If it does not exist, `make` fills a temporary folder, which is then renamed.
 fn cached(
     cache: &Path,
     name: &str,
@@ -392,7 +388,7 @@ fn build(module: &Module, flags: &str, source: &Path, folder: &Path) -> Result<(
 }
 
 fn go_version() -> Result<String> {
-    // A `go.mod` can select another Go version, so the version is queried in the folder of a module.
+    // A `go.mod` can select another version of Go, so the command runs in the folder of a module.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
         .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
@@ -438,7 +434,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a folder with links to all programs. The commands put this folder on the PATH.
+/// Creates a folder with links to all programs, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()
@@ -461,7 +457,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             KUBE => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // Of all etcd releases, only the newest one provides `etcdctl` and `etcdutl` under these names.
+            // Only the newest etcd release provides `etcdctl` and `etcdutl`.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

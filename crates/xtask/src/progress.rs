@@ -1,4 +1,4 @@
-//! Prints progress on standard error: the current step and its duration. A long step prints a line every ten seconds.
+//! Prints progress on standard error: each step, its duration, and a line every ten seconds during long steps.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Interval between progress lines while a program prints its own progress.
+/// The interval of progress lines for work that prints its own progress.
 const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// Prints one line of progress.
+/// Prints a line of progress.
 pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Runs `work`. Prints a line with its duration every ten seconds, and a line at its end.
+/// Runs `work`. Prints a line with its duration every ten seconds and at its end.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(timed(what, work)?.0)
 }
 
-/// Like [`step`], but also returns the duration of `work`.
+/// Like [`step`], but also returns the duration.
 pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, HEARTBEAT, work)
 }
 
-/// Like [`timed`], but prints fewer lines. For work that prints its own progress.
+/// Like [`timed`], with fewer lines, for work that prints its own progress.
 pub(crate) fn stage<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, SLOW_HEARTBEAT, work)
 }
@@ -45,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // If the thread that prints progress panics, the result of `work` is still valid, so the panic is ignored.
+    // A panic of the thread that prints progress does not affect the result.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {
@@ -55,12 +55,12 @@ fn beating<T>(
     result.map(|value| (value, took))
 }
 
-/// A duration with one decimal: `0.4 s`, `75.0 s`.
+/// A duration with one decimal, such as `75.0 s`.
 pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A rounded duration in seconds or minutes: `75 s`, `22 min`.
+/// A rounded duration in seconds or minutes, such as `75 s` or `22 min`.
 pub(crate) fn rough(time: Duration) -> String {
     let seconds = (time + Duration::from_millis(500)).as_secs();
     if seconds < 120 {

@@ -1,5 +1,4 @@
-//! `cargo xtask prose`: prints prose for a review by the rules of docs/contributing/language.md. Reads the checkout and
-//! the Git history, and changes neither.
+//! `cargo xtask prose` prints prose for a review with the rules of docs/contributing/language.md. Changes nothing.
 
 mod markdown;
 mod passage;
@@ -21,15 +20,15 @@ use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};
 
 use crate::{checkout, shell};
 
-/// The longest allowed commit subject, in characters.
+/// The maximum length of a commit subject, in characters.
 const SUBJECT_CHARACTERS: usize = 72;
-/// The published branch. Its commits can no longer be changed, so their subjects are not checked.
+/// The published branch. Its commits cannot be changed, so their subjects are not checked.
 const PUBLISHED: &str = "origin/main";
-/// If the published branch does not exist, only the commits after this one are checked.
+/// Without a published branch, only commits after this commit are checked.
 const RECENT_COMMITS: &str = "HEAD~20";
-/// Maximum number of words from the old vocabulary in 1,000 lines of prose (docs/contributing/language.md).
+/// The maximum number of words from the old vocabulary in 1,000 lines of prose (docs/contributing/language.md).
 const VOCABULARY_LIMIT: usize = 40;
-/// Files that are not reviewed: they are generated from doc comments, or they explain the old vocabulary.
+/// Files that are not reviewed, because they are generated or explain the old vocabulary.
 const NOT_SAMPLED: [&str; 4] = [
     "docs/api.md",
     "docs/kubectl-reference.md",
@@ -37,21 +36,21 @@ const NOT_SAMPLED: [&str; 4] = [
     "crates/xtask/src/prose/vocabulary.rs",
 ];
 
-/// What to review.
+/// The options of `cargo xtask prose`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Choose the sample. The same seed shows the same passages of a checkout.
+    /// Seed of the sample. The same seed selects the same passages.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many passages to sample, in equal shares of doc comments, comments, test names, messages and documents.
+    /// Number of passages, in equal shares of doc comments, comments, test names, messages and documents.
     #[arg(long, default_value_t = 60)]
     count: usize,
-    /// Check the subjects of the commits after this commit [default: origin/main, or the last 20 commits without it]
+    /// Check the subjects of commits after this commit [default: origin/main, or the last 20 commits without it]
     #[arg(long)]
     base: Option<String>,
 }
 
-/// A passage and its file, relative to the checkout.
+/// A passage and its file, relative to the root of the checkout.
 struct Found {
     file: String,
     passage: Passage,
@@ -68,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Reads all passages of the checkout, in the order of their files.
+/// Reads all passages of the checkout, sorted by file.
 fn read(root: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for path in checkout::files(root)? {
@@ -84,7 +83,7 @@ fn read(root: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The function that reads the passages of a file of this type. `None` if the file is not reviewed.
+/// The function that finds the passages of a file. `None` if the file is not reviewed.
 fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
     let extension = Path::new(file).extension().and_then(|name| name.to_str());
     match extension {
@@ -95,7 +94,7 @@ fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
     }
 }
 
-/// The commits after `base`, each with its short hash and its subject.
+/// The commits after `base`: short hash and subject.
 fn subjects(base: Option<&str>) -> Result<Vec<String>> {
     let exists = |name: &str| git(&["rev-parse", "--verify", "--quiet", name]).is_ok();
     let ranges = match base {
@@ -187,11 +186,11 @@ fn vocabulary_report(passages: &[Found]) -> String {
     )
 }
 
-/// Counts how often the passages use each word of the old vocabulary.
+/// Counts the words of the old vocabulary in the passages.
 fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
     let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
-        // A test name contains underscores instead of spaces.
+        // Test names have underscores instead of spaces.
         let text = match passage.kind {
             Kind::TestName => &passage.text.replace('_', " "),
             _ => &passage.text,

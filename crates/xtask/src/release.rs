@@ -1,5 +1,5 @@
-//! Compiles the programs of a release. The result depends only on the source and the toolchain. Paths of this machine
-//! do not affect it.
+//! Compiles the programs of a release. The result depends only on the source and the toolchain, not on the paths of
+//! this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{checkout, image, shell};
 
-/// The section of `.cargo/config.toml` that contains the compiler flags. Cargo appends the flags that this module
-/// passes.
+/// The section of `.cargo/config.toml` with the compiler flags. Cargo appends the flags of this module to them.
 const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"))'.rustflags"#;
 
-/// Compiles the program of the operators and the plugin of kubectl with the profile `release`.
+/// Compiles the operators and the kubectl plugin with the profile `release`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     let folders = folders()?;
     let flags = flags(&folders);
@@ -35,9 +34,9 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Rejects a program that contains the path of one of these folders of this machine: on a machine with other paths, the
-/// same commit would give another program. Paths of one component, like /src, are not checked, because they also occur
-/// in other paths.
+/// Rejects a program that contains the path of one of these folders, because the same commit would give another
+/// program on a machine with other paths. Paths with only one component, such as `/src`, are not checked, because they
+/// also occur in other paths.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);
@@ -61,7 +60,7 @@ fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// The version of the compiler, in one line.
+/// The version of the compiler, on one line.
 pub(crate) fn compiler() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     Ok(shell::output(Command::new(rustc).arg("--version"))?
@@ -69,7 +68,7 @@ pub(crate) fn compiler() -> Result<String> {
         .to_owned())
 }
 
-/// Folders of this machine that the compiler would write into the program, each with its replacement.
+/// Folders of this machine that the compiler would write into the program, each with its replacement path.
 fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     let home = std::env::var_os("HOME").context("HOME is not set")?;
     let cargo = std::env::var_os("CARGO_HOME")
@@ -79,8 +78,8 @@ fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     Ok(vec![
         (cargo, "/cargo"),
         (checkout::root(), "/source"),
-        // The target directory is often below the checkout, and rustc uses the last replacement that matches. So the
-        // target directory is listed after the checkout.
+        // The target directory is listed after the checkout, because it is often below the checkout, and rustc uses
+        // the last replacement that matches.
         (checkout::target()?, "/target"),
         (library, "/rustc"),
     ])

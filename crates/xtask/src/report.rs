@@ -1,5 +1,5 @@
-//! The final report of `cargo xtask test`: the stages, the slowest tests, the reasons of failures, and the numbers of
-//! passed, failed and skipped tests.
+//! The final report of `cargo xtask test`: stages, slowest tests, reasons of failures, and the numbers of passed,
+//! failed and skipped tests.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::libtest::Outcome;
 use crate::{libtest, progress};
 
-/// How many of the slowest tests the report lists.
+/// The maximum number of slowest tests in the report.
 const SLOWEST: usize = 20;
 
-/// The result of a test that has ended.
+/// The result of a finished test.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Test {
     /// The full name of the test.
@@ -21,7 +21,7 @@ pub(crate) struct Test {
     pub(crate) output: String,
 }
 
-/// The results of one `cargo xtask test`, from which the report is written.
+/// The results of one `cargo xtask test`.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) stages: Vec<(String, Duration)>,
@@ -29,7 +29,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds these tests as skipped, with the reason `why`.
+    /// Adds these tests as skipped, with this reason.
     pub(crate) fn skip(&mut self, names: Vec<String>, why: &str) {
         self.tests.extend(names.into_iter().map(|name| Test {
             name,
@@ -59,10 +59,10 @@ impl Report {
             .filter(move |test| test.outcome == outcome)
     }
 
-    /// The text of the report. The last line has the numbers of passed, failed and skipped tests.
+    /// The text of the report. The last line contains the numbers of passed, failed and skipped tests.
     pub(crate) fn text(&self, took: Duration) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail, so the result is ignored.
+        // A write to a `String` cannot fail.
         let _ = writeln!(text, "\nstages:");
         for (stage, took) in &self.stages {
             let _ = writeln!(text, "{:>10}  {stage}", progress::seconds(*took));

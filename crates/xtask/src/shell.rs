@@ -1,4 +1,4 @@
-//! Runs other programs. If a program fails, the error contains the program's output.
+//! Runs other programs. The error of a failed program contains its output.
 
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs the command, waits until it ends, and returns its standard output.
+/// Runs the command and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let Output {
         status,
@@ -26,7 +26,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Runs the command and waits until it ends. Its output goes to the standard output and standard error of xtask.
+/// Runs the command. Its output goes to the standard output and standard error of xtask.
 pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -37,12 +37,12 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Calls `ready` repeatedly until it returns true. Fails after the time limit, with an error that contains `what`.
+/// Calls `ready` repeatedly until it returns true. The error after the time limit contains `what`.
 pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
     wait_checking(what, limit, || Ok(()), ready)
 }
 
-/// Like [`wait_for`], but also calls `check` before each call of `ready`. An error of `check` ends the wait at once.
+/// Like [`wait_for`], but also calls `check` each time. An error of `check` ends the wait at once.
 pub(crate) fn wait_checking(
     what: &str,
     limit: Duration,
@@ -68,7 +68,7 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// The path of a program on the PATH or in the sbin directories, which are not on the PATH of a normal user.
+/// The path of a program in the PATH or in the sbin directories, which the PATH of a normal user does not contain.
 pub(crate) fn which(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':')

@@ -1,5 +1,5 @@
-//! The command `site`: builds the documentation site with mdBook, and checks the links and anchors of the built pages.
-//! Publishes nothing.
+//! The command `site`: builds the documentation site with mdBook, and checks the links and anchors of its pages. It
+//! publishes nothing.
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ mod pages;
 #[cfg(test)]
 pub(crate) use pages::write;
 
-/// While the site is served: time between two searches for changed pages.
+/// The time between two searches for changed pages while the site is served.
 const REFRESH: Duration = Duration::from_secs(1);
-/// A file that every site of mdBook contains. The output folder is replaced only if it is empty or contains this file.
+/// A file of every mdBook site. The output folder is replaced only if it is empty or contains this file.
 const MARK: &str = "toc.html";
 
 /// Options of `site`.
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// Open the built site in a browser.
     #[arg(long)]
     open: bool,
-    /// Serve the site on this machine until the command is interrupted, and build changed pages again. Links are not
+    /// Serve the site on this machine until the command is interrupted, and rebuild changed pages. Links are not
     /// checked.
     #[arg(long, conflicts_with = "out")]
     serve: bool,
@@ -64,8 +64,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     shell::output(&mut build)?;
     let mut check = Command::new(&hyperlink);
-    // The checker's output goes to standard error, because the standard output of `site` must contain only the folder
-    // of the site.
+    // The output of the checker goes to standard error, because standard output must contain only the folder of the
+    // site.
     check.arg("--check-anchors").arg(&out).stdout(io::stderr());
     shell::inherit(&mut check).context("the site has dead links")?;
     progress::say("the site is in");
@@ -85,10 +85,10 @@ fn check_out(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Serves the site. mdBook watches only the copies of the pages, so this function copies each changed page again.
+/// Serves the site. Each changed page is copied again, because mdBook watches only the copies.
 fn serve(mdbook: &Path, work: &Path, options: &Options) -> Result<()> {
-    // mdBook does not watch ignored files, and the checkout's .gitignore lists the target directory. A .gitignore in
-    // the folder itself replaces these rules.
+    // mdBook does not watch ignored files, and the .gitignore of the checkout lists the target directory. An empty
+    // .gitignore in this folder replaces it.
     let ignored = work.join(".gitignore");
     fs::write(&ignored, "").with_context(|| ignored.display().to_string())?;
     let copies = work.to_path_buf();

@@ -1,4 +1,4 @@
-//! The command `test`: checks formatting, compiles, runs unit tests and end-to-end tests in stages, and prints a
+//! The command `test`: checks the formatting, compiles, runs unit tests and end-to-end tests in stages, and prints a
 //! report.
 
 mod jobs;
@@ -24,7 +24,7 @@ use crate::report::Report;
 use crate::times::Times;
 use crate::{checkout, image, preflight, previous, programs, progress, shell, testbed};
 
-/// Modules with end-to-end tests that take more than 150 s. If no durations are recorded, these tests start first.
+/// Modules with end-to-end tests that take more than 150 s. These tests start first if no durations are recorded.
 const LONG: [&str; 12] = [
     "object_repair",
     "backup_pvc",
@@ -39,8 +39,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// The environment variable with the path of a lock file. `cargo xtask test` empties the file before it starts the
-/// end-to-end tests. With this file, all end-to-end tests together install the CRDs only once.
+/// The environment variable with the path of a lock file, through which all end-to-end tests together install the CRDs
+/// only once. `cargo xtask test` empties the file before the end-to-end tests.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -53,14 +53,14 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// Selects all crates except `xtask`, which is compiled in a separate call of cargo. In a single call, cargo would
-/// compile large dependencies a second time, because `xtask` needs other features of them.
+/// Selects all crates except `xtask`, which is compiled separately. It needs other features of large dependencies, and
+/// a single call of cargo would compile these dependencies twice.
 pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
 /// The feature that compiles the end-to-end tests. A plain `cargo test` does not set it, because these tests need a
 /// cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
-/// The name that [`unit_job`] gives to the program with the end-to-end tests.
+/// The name that [`unit_job`] gives to the program of the end-to-end tests.
 const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// The tests to run.
@@ -72,7 +72,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 pub(crate) struct Tests {
     #[command(flatten)]
     place: Where,
-    /// Check the formatting first, and lint while compiling. Warnings are errors.
+    /// Check the formatting first, and lint during compilation. Warnings are errors.
     #[arg(long)]
     lint: bool,
     /// Run only the unit tests.
@@ -81,17 +81,17 @@ pub(crate) struct Tests {
     /// Run only the end-to-end tests.
     #[arg(long)]
     e2e: bool,
-    /// Also run the end-to-end tests that the default run omits (listed in docs/contributing/testing.md).
+    /// Also run the end-to-end tests that the default run omits (see docs/contributing/testing.md).
     #[arg(long, conflicts_with = "unit")]
     full: bool,
-    /// Also test an upgrade of the operators from the release of COMMIT to this checkout, and the rollback. Compiles the
-    /// operators of COMMIT.
+    /// Also test the upgrade of the operators from the release of COMMIT to this checkout, and the rollback. Compiles
+    /// the operators of COMMIT.
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["unit", "context"])]
     previous: Option<String>,
     /// Number of concurrent end-to-end tests. Tests that break nodes run one by one.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
-    /// Run only tests whose name contains this text.
+    /// Run only tests whose names contain this text.
     filter: Option<String>,
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     })
 }
 
-/// The state of one `cargo xtask test`, with its results so far.
+/// One `cargo xtask test`, with its results so far.
 struct Run {
     stages: Vec<&'static str>,
     /// The expected duration of each stage that runs tests. It is known as soon as the tests are listed.
@@ -157,7 +157,7 @@ struct Run {
     filtered: bool,
 }
 
-/// The stages that run tests, whose duration depends on the filter.
+/// The stages that run tests. Their duration depends on the filter.
 const OF_TESTS: &[&str] = &[UNITS, E2E, BREAKING];
 
 /// The compiled programs and the selected tests.
@@ -167,7 +167,7 @@ struct Compiled {
     operators: Vec<PathBuf>,
     concurrent: Vec<Job>,
     alone: Vec<Job>,
-    /// The names of the selected tests that do not run, each with the reason.
+    /// The selected tests that do not run, each with the reason.
     omitted: Vec<(String, String)>,
 }
 
@@ -192,7 +192,7 @@ impl Compiled {
         }
     }
 
-    /// Whether a selected test needs the release of an earlier commit.
+    /// True if a selected test needs the release of an earlier commit.
     fn needs_previous(&self) -> bool {
         self.alone.iter().any(|job| is_in(PREVIOUS, &job.name))
     }
@@ -205,8 +205,7 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // The machine is checked before the tests are compiled, so that a missing requirement is reported within
-            // seconds.
+            // The machine is checked before the compilation, so that a missing requirement is reported within seconds.
             preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
         let kubernetes = options.place.platform.kubernetes()?;
@@ -216,8 +215,8 @@ impl Run {
             .map(previous::find)
             .transpose()?;
         thread::scope(|scope| {
-            // The programs of the testbed are built while the tests are compiled, because on a new machine both take
-            // minutes.
+            // The programs of the testbed are built during the compilation, because each takes minutes on a new
+            // machine.
             let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
             let compiled = self.stage(COMPILE, |_| compile(options, commit.as_ref()))?;
             let is_needed = compiled.needs_previous();
@@ -232,8 +231,7 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers. The servers are programs of the testbed, which are built
-                    // before the unit tests run.
+                    // Many unit tests start real servers, which are programs of the testbed.
                     programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -242,8 +240,8 @@ impl Run {
                 return Ok(());
             }
             let earlier = match &commit {
-                // This build overwrites the compiled program of the operators, which the unit tests use. It therefore
-                // follows the unit tests.
+                // This build runs after the unit tests, because it overwrites the program of the operators, which they
+                // use.
                 Some(Commit::Found(commit)) if is_needed => {
                     Some(self.stage(EARLIER, |_| previous::build(commit))?)
                 }
@@ -251,7 +249,7 @@ impl Run {
             };
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The image must be written before the next stage, which loads it into the nodes.
+                // The image must exist before the next stage, which loads it into the nodes.
                 let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -276,7 +274,7 @@ impl Run {
         })
     }
 
-    /// Runs a stage: prints its name, calls `work`, and records how long it took.
+    /// Runs a stage: prints its name, calls `work`, and records the duration.
     fn stage<T>(
         &mut self,
         name: &'static str,
@@ -395,8 +393,8 @@ fn check_formatting() -> Result<()> {
     )
 }
 
-/// Compiles the tests and the operators. All builds have failpoints, and the lints run while the crates are compiled.
-/// Therefore each crate is compiled only once.
+/// Compiles the tests and the operators. All builds have failpoints, and the lints run during the compilation, so that
+/// each crate is compiled only once.
 fn compile(options: &Tests, commit: Option<&Commit>) -> Result<Compiled> {
     let with = if options.lint {
         Compiler::Clippy
@@ -465,8 +463,8 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // With this value of GOGC, kubectl and helm collect garbage less often, which saves CPU time. The daemons of
-        // the testbed use the same value.
+        // With this value, kubectl and helm collect garbage less often, which saves CPU time. The daemons of the
+        // testbed use it too.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

@@ -1,4 +1,4 @@
-//! The testbed: a real Kubernetes cluster on one machine for the tests, with control plane, nodes, DNS and object
+//! The testbed: a real Kubernetes cluster for the tests on one machine, with control plane, nodes, DNS and object
 //! stores. Each checkout has its own testbed.
 
 pub(crate) mod addresses;
@@ -33,17 +33,17 @@ use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 
-/// The value of `GOGC` for Go programs: by how many percent the heap may grow before a garbage collection. It is higher
-/// than Go's default, because the tests are limited by CPU time and not by memory.
+/// The value of `GOGC` for Go programs: the growth of the heap, in percent, that starts a garbage collection. It is
+/// higher than the default of Go, because the tests are limited by CPU time, not by memory.
 pub(crate) const GOGC: &str = "400";
 
-/// How long DNS in the testbed caches the names of the Kubernetes cluster.
+/// How long DNS in the testbed caches names of the Kubernetes cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dns {
     /// Names of the cluster are not cached. This is the default of kubeadm since 1.33.
     Nocache,
-    /// DNS caches for 30 s whether a name of the cluster exists, as with kubeadm before 1.33 and NodeLocal DNS.
+    /// DNS caches for 30 s whether a name of the cluster exists, as with kubeadm before 1.33 and with NodeLocal DNS.
     Cache30,
 }
 
@@ -63,10 +63,10 @@ pub(crate) struct Options {
     pub(crate) platform: Platform,
 }
 
-/// The IP family and the Kubernetes version of a testbed. Neither can change while the testbed is up.
+/// The IP family and the Kubernetes version of a testbed. They cannot change while the testbed is up.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Platform {
-    /// IP family of pods and Services: ipv4 or ipv6 [default: ipv4 on a new testbed, unchanged on a running one]
+    /// IP family of pods and Services: ipv4 or ipv6 [default: ipv4 on a new testbed, unchanged on a running testbed]
     #[arg(long, value_enum, value_name = "FAMILY")]
     ip_family: Option<IpFamily>,
     /// Version of Kubernetes, such as 1.33 [default: that of e2e/testbed/kube, unchanged on a running testbed]
@@ -75,7 +75,7 @@ pub(crate) struct Platform {
 }
 
 impl Platform {
-    /// The version of Kubernetes to start on a new testbed.
+    /// The version of Kubernetes for a new testbed.
     pub(crate) fn kubernetes(&self) -> Result<Kubernetes> {
         match &self.kubernetes {
             Some(version) => Kubernetes::find(version),
@@ -83,17 +83,17 @@ impl Platform {
         }
     }
 
-    /// The IP family to use for a new testbed.
+    /// The IP family for a new testbed.
     pub(crate) fn ip_family(&self) -> IpFamily {
         self.ip_family.unwrap_or_default()
     }
 
-    /// True if the user has set neither of the two options.
+    /// True if the user has set none of these options.
     pub(crate) fn is_default(&self) -> bool {
         self.ip_family.is_none() && self.kubernetes.is_none()
     }
 
-    /// Fails if the running testbed has another IP family or Kubernetes version than the user has selected.
+    /// Fails if the running testbed has another IP family or Kubernetes version than the user wants.
     fn check(&self, state: &State) -> Result<()> {
         let mut others = Vec::new();
         if let Some(family) = self.ip_family.filter(|family| *family != state.ip_family) {
@@ -139,11 +139,11 @@ pub(crate) struct Testbed {
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
-    /// True if [`up`] found the testbed running. The caller must then not take it down.
+    /// True if [`up`] found a running testbed. The caller must not stop it.
     pub(crate) found: bool,
 }
 
-/// Brings up the testbed of this checkout, or uses it if it is up.
+/// Starts the testbed of this checkout, unless it is up.
 pub(crate) fn up(options: &Options) -> Result<Up> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -233,7 +233,7 @@ impl Testbed {
         })
     }
 
-    /// The names of the daemons that are not running. Azurite is listed only if the testbed runs with Azurite.
+    /// The daemons that are not running. Azurite is listed only if the testbed has it.
     fn stopped(&self) -> Vec<String> {
         daemons(self.state.nodes)
             .filter(|(name, _)| name != "azurite" || control::stores::has_azurite(self))
@@ -253,8 +253,7 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Stores a link to the archive of an image. A node that is down now loads the image from this archive at its next
-    /// start.
+    /// Stores a link to an image archive. A node that is down loads the image at its next start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -273,8 +272,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Waits until `ready` returns true. If a daemon that this command has started ends during the wait, restarts it
-    /// once. Fails after `limit`, or when a daemon ends for the second time.
+    /// Waits until `ready` returns true. A daemon that this command has started and that ends during the wait is
+    /// restarted once. Fails after `limit`, or when a daemon ends for the second time.
     fn wait_for(&self, what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
         shell::wait_checking(
             what,
@@ -312,8 +311,8 @@ impl Testbed {
         })
     }
 
-    /// Adds the last lines of a daemon's log to the error, unless the error already contains them because the daemon
-    /// has ended.
+    /// Adds the last lines of a daemon's log to the error, unless a daemon has ended and the error already contains
+    /// them.
     fn explained(&self, error: anyhow::Error, daemon: &str, what: &str) -> anyhow::Error {
         if self.inside.restart_ended(&self.cgroups).is_err() {
             return error;
@@ -323,7 +322,7 @@ impl Testbed {
     }
 }
 
-/// The names of the nodes that are not ready. For each known node, `text` contains an entry `NAME=STATUS`.
+/// The nodes that are not ready. `text` contains an entry `NAME=STATUS` for each known node.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))
@@ -334,7 +333,7 @@ fn unready(nodes: u8, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The control group that contains all processes of this checkout's testbed.
+/// The control group of all processes of this checkout's testbed.
 fn group() -> String {
     format!("etb-{}", checkout::identity())
 }
@@ -344,7 +343,7 @@ fn group_of(part: &str) -> String {
     format!("{}/{part}", group())
 }
 
-/// Stops the testbed of this checkout and removes its files, even if the testbed has not started completely.
+/// Stops the testbed of this checkout and removes its files, even if its start was not complete.
 fn clean(run_folder: &Path) -> Result<()> {
     let cgroups = Cgroups::detect()?;
     let state = State::read(run_folder).unwrap_or_default();
@@ -362,12 +361,12 @@ fn clean(run_folder: &Path) -> Result<()> {
         slot::release(state.slot, run_folder);
     }
     // The mount points on the machine are removed only if no other testbed is up, because the removal also unmounts
-    // what the other testbeds have mounted there.
+    // what other testbeds have mounted on them.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }
 
-/// Copies the logs of the daemons to the target directory, because the testbed's own copies are removed.
+/// Copies the logs of the daemons to the target directory, because `down` removes the run folder.
 fn keep_logs(run_folder: &Path) {
     let Ok(target) = checkout::target() else {
         return;
@@ -377,7 +376,7 @@ fn keep_logs(run_folder: &Path) {
         let _ = fs::remove_dir_all(&to);
         let _ = fs::create_dir_all(&to);
         for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
-            // If a log cannot be copied, the testbed is taken down without it.
+            // The testbed is stopped even if a log cannot be copied.
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
@@ -409,8 +408,8 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // The state file is written before the first process starts. If the start is interrupted, the next command finds
-    // this file and removes the incomplete testbed.
+    // The state file is written before the first process starts, so that after an interrupted start, the next command
+    // finds the file and removes the incomplete testbed.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;
     cgroups.create(&group())?;
@@ -442,7 +441,7 @@ impl Testbed {
         progress::step("certificates", || control::certificates(self))?;
         progress::step("control plane, and images into the nodes", || {
             control::start_api(self)?;
-            // The nodes load their images at the same time as the API server starts.
+            // The nodes load their images while the API server starts.
             thread::scope(|scope| {
                 let nodes: Vec<_> = (0..self.state.nodes)
                     .map(|index| scope.spawn(move || node::start_runtime(self, index)))
@@ -469,7 +468,7 @@ impl Testbed {
 
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
 
-/// Loads an image archive into all running nodes that lack the image.
+/// Loads an image archive into all running nodes without the image.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     let testbed = Testbed::running()?;
     testbed.remember_image(archive)?;
@@ -486,7 +485,7 @@ pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     })
 }
 
-/// The name and the control group of every daemon.
+/// The name and control group of each daemon.
 fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     control::DAEMONS
         .iter()

@@ -1,3 +1,3 @@
-//! Tests that check the whole repository: documents, chart, conformance and sizes of files.
+//! Tests that check the whole repository, such as documents, chart, conformance and sizes of files.
 
 mod tidy;

@@ -1,6 +1,6 @@
-//! Records in a file how long the stages and test programs of `cargo xtask test` take. The next call of this command
-//! uses the durations for the order of the programs and for the estimate of the remaining time. If the file cannot be
-//! read, no durations are known.
+//! Records the durations of stages and test programs of `cargo xtask test` in a file. The next run uses them for the
+//! order of the programs and for the estimate of the remaining time. If the file cannot be read, no durations are
+//! known.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -56,7 +56,7 @@ impl Times {
     }
 
     /// Removes the jobs for which `exists` returns false. Call this function only if all jobs were selected, because
-    /// jobs that were not selected would be removed too.
+    /// it also removes jobs that were not selected.
     pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
         self.jobs.retain(|name, _| exists(name));
     }

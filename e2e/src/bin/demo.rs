@@ -1,5 +1,5 @@
-//! The demo of the main use case: back up a cluster, delete it, and restore it. `cargo xtask demo` runs it on the
-//! testbed or on a user's cluster.
+//! The demo backs up a cluster, deletes it, and restores it: `cargo xtask demo`. It runs on the testbed or on a user's
+//! cluster.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use e2e::objects::{
 use e2e::{Env, Keyspace, chart, kubectl, manifests};
 use kube::api::{Api, DynamicObject};
 
-/// Install the operators, run a cluster, back it up, delete it, restore it, and read every key back.
+/// Install the operators, create a cluster, back it up, delete it, restore it, and compare every key.
 #[derive(Parser)]
 struct Arguments {
-    /// Keep the restored cluster and the operators, and print how to use them.
+    /// Keep the restored cluster and the operators, and print commands to use them.
     #[arg(long)]
     keep: bool,
     /// Number of keys to write before the backup.
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
-    /// Namespace of the demo. An existing namespace is deleted first.
+    /// Namespace of the demo. The demo deletes an existing namespace of this name.
     #[arg(long, default_value = "etcd-demo")]
     namespace: String,
-    /// Bucket for the backup. Created if it does not exist.
+    /// Bucket for the backup. The demo creates the bucket if it does not exist.
     #[arg(long, default_value = "etcd-demo")]
     bucket: String,
 }
@@ -88,7 +88,7 @@ struct Demo {
     steps: Vec<(String, Duration, String)>,
 }
 
-/// Facts about the original cluster that the demo compares with the restored cluster.
+/// The revision and the cluster ID of the original cluster, to compare with the restored cluster.
 struct Before {
     revision: i64,
     cluster_id: String,
@@ -162,7 +162,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // Deletes the namespace that an interrupted run has left.
+        // An interrupted demo may have left the namespace.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,
@@ -304,12 +304,12 @@ impl Demo {
         let id = format!("{:x}", keys.cluster_id().await?);
         ensure!(
             id != before.cluster_id,
-            "the cluster ID did not change: the cluster was not restored"
+            "the cluster ID did not change, so the cluster was not restored"
         );
         Ok((
             (),
             format!(
-                "all {} keys, revision {revision} as before the backup",
+                "read all {} keys; revision {revision}, as before the backup",
                 self.arguments.keys
             ),
         ))
@@ -377,7 +377,7 @@ impl Demo {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // The loss of precision is acceptable, because the number is only displayed.
+#[allow(clippy::cast_precision_loss)] // The result is only displayed.
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 20)
 }

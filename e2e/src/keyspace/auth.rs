@@ -1,4 +1,4 @@
-//! Enables and uses etcd's authentication, as a user does.
+//! Enables authentication of etcd, changes passwords, and logs in, as a user does.
 
 use anyhow::Result;
 
@@ -8,10 +8,10 @@ use crate::retry::retry_transient;
 use crate::wait::{Poll, until};
 
 impl Keyspace {
-    /// Whether etcd accepts `password` for `user`.
+    /// True if etcd accepts `password` for `user`.
     ///
     /// # Errors
-    /// Fails if the Service has no endpoints.
+    /// Fails if the Service has no endpoint.
     pub async fn accepts_login(
         env: &Env,
         namespace: &str,
@@ -39,7 +39,7 @@ impl Keyspace {
     }
 
     /// Enables authentication as a user does: creates the user root with this password, grants the role root, and
-    /// enables authentication.
+    /// sends `AuthEnable`.
     ///
     /// # Errors
     /// Fails if etcd rejects a request.
@@ -66,8 +66,8 @@ impl Keyspace {
         .await
     }
 
-    /// Like [`accept_if_done`], for a request that changes how clients log in. After such a request, a retry fails,
-    /// because its token is not valid. If root can then log in with this password, the request has succeeded.
+    /// Like [`accept_if_done`], for a request that invalidates the token of this client. A retry then always fails, so
+    /// this function logs in as root with `password`. If etcd accepts the login, the first attempt succeeded.
     async fn ensure_root_login(
         &self,
         is_retry: bool,
@@ -94,7 +94,7 @@ impl Keyspace {
         }
     }
 
-    /// Changes the password of root, as a user does.
+    /// Changes the password of the user root, as a user does.
     ///
     /// # Errors
     /// Fails if etcd rejects the request.

@@ -1,15 +1,15 @@
-//! Chooses the marks of the axes of a graph.
+//! Chooses the values and times at which the axes of a graph have marks.
 
-/// Distances between two marks of the time axis, in seconds.
+/// Possible distances between two marks of a time axis, in seconds.
 const TIME_STEPS: [f64; 9] = [
     60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0,
 ];
-/// The largest number of intervals between marks: on a time axis, and on a value axis.
+/// The maximum number of intervals on a time axis and on a value axis.
 const TIME_MARKS: f64 = 6.0;
 const VALUE_MARKS: f64 = 4.0;
 
-/// The marks of a value axis. The first mark is the lower end of the axis, and the last mark is the upper end.
-/// `scale` is the size of the axis's unit, and `smallest` the smallest distance between two marks in this unit.
+/// The marks of a value axis, from its lower to its upper end. `scale` is the unit of the axis. `smallest` is the
+/// minimum distance between two marks, in this unit.
 pub(super) fn values(low: f64, high: f64, scale: f64, smallest: f64) -> Vec<f64> {
     let (low, high) = (low / scale, high / scale);
     let high = if high > low { high } else { low + 1.0 };

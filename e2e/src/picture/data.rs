@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::Prometheus;
 
-/// The number of points of a line.
+/// The number of points of a line over the whole time range.
 const POINTS: f64 = 200.0;
-/// The name of the label that contains the name of the metric. Grafana does not show it in tables.
+/// The label with the name of the metric, which Grafana does not show in tables.
 const METRIC: &str = "__name__";
 
 /// The time range of a picture, in Unix seconds.
@@ -31,10 +31,10 @@ impl Span {
 /// The data of a panel.
 #[derive(Debug)]
 pub(super) enum Data {
-    /// The number of a panel `stat`.
+    /// The number of a `stat` panel.
     Number(Option<f64>),
     Table(Table),
-    /// The lines of a panel `timeseries`.
+    /// The lines of a `timeseries` panel.
     Lines(Vec<Line>),
 }
 
@@ -48,14 +48,14 @@ impl Data {
     }
 }
 
-/// A line with its name in the legend. A point is a time and a value.
+/// A line of a graph. `name` appears in the legend, and a point is a time and a value.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// A table. Each row has a cell for each column.
+/// A table with one cell for each row and column.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) columns: Vec<String>,
@@ -69,7 +69,7 @@ pub(super) enum Cell {
     Missing,
 }
 
-/// The series of a query, each with its labels and its current value.
+/// The result of one query: the labels and the current value of each series.
 struct Answer {
     /// The reference of the query, such as `A`.
     reference: String,
@@ -118,7 +118,7 @@ pub(super) async fn read(
     })
 }
 
-/// Time and value of a sample. `None` if the value is not finite, because no graph can show it.
+/// The time and the value of a sample. `None` if the value is not finite and so cannot be drawn.
 fn point(sample: &Value) -> Option<(f64, f64)> {
     let value: f64 = sample[1].as_str()?.parse().ok()?;
     let time = sample[0].as_f64()?;
@@ -142,7 +142,7 @@ fn line(format: &str, series: &Value) -> Line {
     }
 }
 
-/// The text in the legend: `format` with the values of the labels, which it names as `{{label}}`.
+/// The name of a series in the legend: `format`, in which `{{label}}` is replaced by the value of the label.
 fn legend(format: &str, metric: &Value) -> String {
     let mut text = String::new();
     let mut rest = format;
@@ -156,8 +156,8 @@ fn legend(format: &str, metric: &Value) -> String {
     text
 }
 
-/// The answers as one table, as Grafana's transformations `merge` and `organize` return it. The common labels are those
-/// that all answers have. Series with the same values of the common labels become one row.
+/// Combines the answers into one table, like Grafana's transformations `merge` and `organize`. Series become one row
+/// if they have the same values of the labels that all answers have.
 fn merged(panel: &Value, answers: &[Answer]) -> Table {
     let names = |answer: &Answer| -> BTreeSet<String> {
         let labels = answer.series.iter().flat_map(|(labels, _)| labels.keys());

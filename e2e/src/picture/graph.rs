@@ -1,4 +1,4 @@
-//! Draws the lines of a panel with axes and legend.
+//! Draws the lines of a panel, with axes and a legend.
 
 use serde_json::Value;
 
@@ -6,23 +6,23 @@ use super::data::{Line, Span};
 use super::svg::{self, Anchor, Area, Svg};
 use super::{BORDER, TEXT, WEAK_TEXT, axis, unit};
 
-/// Grafana's classic palette.
+/// The colors of the lines: Grafana's classic palette.
 const COLORS: [&str; 12] = [
     "#7eb26d", "#eab839", "#6ed0e0", "#ef843c", "#e24d42", "#1f78c1", "#ba43a9", "#705da0",
     "#508642", "#cca300", "#447ebc", "#c15c17",
 ];
-/// The space for the numbers at the left, and for the times below the graph.
+/// The width of the numbers on the left of the graph, and the height of the times below it.
 const LEFT: f64 = 62.0;
 const BELOW: f64 = 20.0;
-/// The height of a line of the legend, and the largest number of lines.
+/// The height of a line of the legend, and the maximum number of these lines.
 const LEGEND: f64 = 18.0;
 const LEGEND_LINES: usize = 2;
-/// The size of all texts.
+/// The font size.
 const SIZE: f64 = 11.0;
-/// The largest distance between two connected points, in steps. Across a larger distance, the line has a gap.
+/// Two points are connected if their distance is at most this number of steps. Otherwise the line has a gap.
 const GAP: f64 = 2.5;
 
-/// An entry of the legend, with its place in the legend.
+/// An entry of the legend, and its position.
 struct Entry<'a> {
     x: f64,
     line: usize,
@@ -30,7 +30,7 @@ struct Entry<'a> {
     color: &'a str,
 }
 
-/// Draws the graph into the area.
+/// Draws the graph in the area.
 pub(super) fn draw(svg: &mut Svg, area: Area, config: &Value, lines: &[Line], span: Span) {
     let unit = config["unit"].as_str().unwrap_or_default();
     let colors = COLORS.iter().copied().cycle();
@@ -91,7 +91,8 @@ pub(super) fn draw(svg: &mut Svg, area: Area, config: &Value, lines: &[Line], sp
     }
 }
 
-/// The marks of the value axis: from the limits in the settings, or else from the smallest and the largest value.
+/// The marks of the value axis, from the limits in the panel's settings. Without limits, from the smallest to the
+/// largest value.
 fn value_marks(config: &Value, unit: &str, lines: &[Line]) -> Vec<f64> {
     let values = || {
         lines
@@ -107,19 +108,19 @@ fn value_marks(config: &Value, unit: &str, lines: &[Line]) -> Vec<f64> {
     axis::values(low, high, unit::scale(unit, high), smallest)
 }
 
-/// The lower and the upper end of the axis.
+/// The lower and the upper end of the value axis.
 fn ends(marks: &[f64]) -> (f64, f64) {
     let low = marks.first().copied().unwrap_or_default();
     let high = marks.last().copied().unwrap_or_default();
     (low, if high > low { high } else { low + 1.0 })
 }
 
-/// The parts of a line without a gap: no distance between two points is larger than `limit`.
+/// Splits a line at its gaps, where the distance of two points exceeds `limit`.
 fn parts(points: &[(f64, f64)], limit: f64) -> impl Iterator<Item = &[(f64, f64)]> {
     points.chunk_by(move |before, after| after.0 - before.0 <= limit)
 }
 
-/// The entries of the legend that have a place. Entries that do not fit are omitted.
+/// The entries of the legend. Entries that do not fit are omitted.
 fn legend<'a>(colored: &[(&'a Line, &'a str)], limit: f64) -> Vec<Entry<'a>> {
     let (mut x, mut line) = (0.0, 0);
     let mut entries = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// The width of a character at a font size of 1, on average.
+/// The average width of a character, relative to the font size.
 const CHARACTER: f64 = 0.55;
 
 /// A rectangle of the picture.
@@ -24,7 +24,7 @@ impl Area {
         }
     }
 
-    /// The part below the first `height` pixels.
+    /// The area without its first `height` pixels.
     pub(super) fn below(self, height: f64) -> Self {
         Self::new(
             self.left,
@@ -34,7 +34,7 @@ impl Area {
         )
     }
 
-    /// The part without a margin at both sides and at the bottom.
+    /// The area without a margin on the left, on the right and at the bottom.
     pub(super) fn narrowed(self, margin: f64) -> Self {
         Self::new(
             self.left + margin,
@@ -49,7 +49,7 @@ impl Area {
     }
 }
 
-/// The part of a text that is at the given place.
+/// The part of a text that is at the given position.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Anchor {
     Start,
@@ -81,7 +81,7 @@ impl Svg {
         );
     }
 
-    /// Writes a text. `style` is the font size and the color.
+    /// Writes a text with this font size and color.
     pub(super) fn text(
         &mut self,
         (x, y): (f64, f64),
@@ -128,7 +128,7 @@ impl Svg {
     }
 }
 
-/// The points without those that have the same height as both neighbors.
+/// Removes points that have the same height as both neighbors, because the line is the same without them.
 fn corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let is_at = |point: Option<&(f64, f64)>, height: f64| {
         point.is_some_and(|(_, y)| (y - height).abs() < 0.05)
@@ -145,7 +145,7 @@ pub(super) fn width(text: &str, size: f64) -> f64 {
     text.chars().map(|_| CHARACTER * size).sum()
 }
 
-/// The text, or its beginning with an ellipsis if it is wider than `limit`.
+/// The text, shortened with an ellipsis if it is wider than `limit`.
 pub(super) fn cut(text: &str, limit: f64, size: f64) -> String {
     if width(text, size) <= limit {
         return text.to_owned();

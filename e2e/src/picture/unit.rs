@@ -1,8 +1,8 @@
-//! Shows numbers with Grafana's units.
+//! Formats numbers with Grafana's units.
 
-/// Units of rates. Each pair is the name in Grafana and the text after the number.
+/// Units of rates: the name in Grafana, and the text after the number.
 const RATES: [(&str, &str); 2] = [("reqps", " req/s"), ("ops", " ops/s")];
-/// Sizes of a duration in seconds, the smallest first.
+/// Units of durations, with their length in seconds, the smallest first.
 const DURATIONS: [(f64, &str); 6] = [
     (1e-6, "µs"),
     (1e-3, "ms"),
@@ -11,7 +11,7 @@ const DURATIONS: [(f64, &str); 6] = [
     (3600.0, "h"),
     (86400.0, "d"),
 ];
-/// Sizes of a number of bytes, the smallest first.
+/// Units of sizes, with their number of bytes, the smallest first.
 const BYTES: [(f64, &str); 5] = [
     (1.0, "B"),
     (1024.0, "KiB"),
@@ -19,10 +19,10 @@ const BYTES: [(f64, &str); 5] = [
     (1_073_741_824.0, "GiB"),
     (1_099_511_627_776.0, "TiB"),
 ];
-/// Sizes of a number of bytes per second, the smallest first.
+/// Units of byte rates, with their number of bytes per second, the smallest first.
 const BYTE_RATES: [(f64, &str); 4] = [(1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s")];
 
-/// The largest size that is not larger than the number, and its name.
+/// The largest unit that does not exceed the number: its size and its name.
 fn largest<'a>(sizes: &[(f64, &'a str)], number: f64) -> (f64, &'a str) {
     let fits = |(size, _): &&(f64, &str)| number.abs() >= *size;
     let found = sizes.iter().rev().find(fits).or(sizes.first());
@@ -38,8 +38,7 @@ fn sizes(unit: &str) -> &'static [(f64, &'static str)] {
     }
 }
 
-/// The size of the unit for an axis up to `high`: the largest unit that is not larger than `high`, such as 1024 for
-/// KiB.
+/// The size of the unit for an axis up to `high`, such as 1024 for KiB.
 pub(super) fn scale(unit: &str, high: f64) -> f64 {
     largest(sizes(unit), high).0
 }
@@ -60,7 +59,7 @@ pub(super) fn shown(unit: &str, number: f64) -> String {
     }
 }
 
-/// The number with at most three digits, if it is smaller than 1000.
+/// The number with at most three digits, or with its whole integer part if this part has more digits.
 fn digits(number: f64) -> String {
     let decimals = match number.abs() {
         100.0.. => 0,

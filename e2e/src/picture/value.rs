@@ -1,10 +1,10 @@
-//! Text and color of a number, by the field settings of a panel.
+//! The text and the color of a number, from the settings of a panel.
 
 use serde_json::Value;
 
 use super::{TEXT, unit};
 
-/// The settings of a column: the defaults of the panel, with the overrides for this name.
+/// The settings of the column `name`: the defaults of the panel, replaced by the overrides for this name.
 pub(super) fn config(panel: &Value, name: &str) -> Value {
     let mut config = panel["fieldConfig"]["defaults"].clone();
     let overrides = panel["fieldConfig"]["overrides"].as_array();
@@ -21,7 +21,8 @@ pub(super) fn config(panel: &Value, name: &str) -> Value {
     config
 }
 
-/// Text and color of a number in a panel `stat`. Grafana colors the number by its mapping, or else by the thresholds.
+/// The text and the color of a number in a `stat` panel. The color comes from the value mapping, or else from the
+/// thresholds.
 pub(super) fn shown(config: &Value, number: f64) -> (String, &'static str) {
     let unit = config["unit"].as_str().unwrap_or_default();
     let (text, color) = mapped(config, number);
@@ -29,14 +30,14 @@ pub(super) fn shown(config: &Value, number: f64) -> (String, &'static str) {
     (text, color.unwrap_or_else(|| of_thresholds(config, number)))
 }
 
-/// Text and color of a number in a table. Grafana uses colors only in cells of the type `color-text`.
+/// The text and the color of a number in a table. Only cells of the type `color-text` are colored.
 pub(super) fn shown_in_table(config: &Value, number: f64) -> (String, &'static str) {
     let (text, color) = shown(config, number);
     let is_colored = config["custom.cellOptions"]["type"] == "color-text";
     (text, if is_colored { color } else { TEXT })
 }
 
-/// Text and color that the settings map to this number.
+/// The text and the color from the value mapping for this number.
 fn mapped(config: &Value, number: f64) -> (Option<String>, Option<&'static str>) {
     let mappings = config["mappings"].as_array().into_iter().flatten();
     let mut results = mappings.map(|mapping| &mapping["options"][number.to_string()]);
@@ -47,7 +48,7 @@ fn mapped(config: &Value, number: f64) -> (Option<String>, Option<&'static str>)
     (text, result["color"].as_str().map(color))
 }
 
-/// The color of the last threshold that the number reaches. A threshold without a value is the lowest.
+/// The color of the last threshold that the number reaches. The lowest threshold has no value.
 fn of_thresholds(config: &Value, number: f64) -> &'static str {
     let steps = config["thresholds"]["steps"].as_array();
     let is_reached = |step: &&Value| step["value"].as_f64().is_none_or(|value| number >= value);
@@ -57,7 +58,7 @@ fn of_thresholds(config: &Value, number: f64) -> &'static str {
     })
 }
 
-/// The color of a name, in Grafana's light theme.
+/// The color with this name in Grafana's light theme.
 fn color(name: &str) -> &'static str {
     match name {
         "green" => "#56a64b",

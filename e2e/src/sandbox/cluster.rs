@@ -1,4 +1,4 @@
-//! Functions that change the clusters of a sandbox, or wait for an effect in these clusters.
+//! Changes the clusters of a sandbox, and waits for conditions of these clusters.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,10 @@ use crate::objects::{self, Kind};
 use crate::watch::watch_until;
 
 impl Sandbox {
-    /// Waits until the cluster reports `count` ready members and as many voters, a leader, and no pending work.
+    /// Waits until the cluster has a leader, `count` members that are ready voters, and no pending work.
     ///
     /// # Errors
-    /// Fails if the wait times out. The error contains the last status.
+    /// Fails after the time limit. The error contains the last status.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
         let what = format!("{count} ready voters and no pending work");
         objects::await_object(
@@ -43,7 +43,7 @@ impl Sandbox {
         .await
     }
 
-    /// The pods of a cluster that are not being deleted, sorted by name.
+    /// The pods of a cluster without terminating pods, sorted by name.
     ///
     /// # Errors
     /// Fails if the API server does not respond.
@@ -59,10 +59,10 @@ impl Sandbox {
             .collect())
     }
 
-    /// The directory on the testbed in which the volume of the PVC is stored.
+    /// The directory on the testbed that contains the volume of the PVC.
     ///
     /// # Errors
-    /// Fails if the PVC has no volume, or the volume is not a host path.
+    /// Fails if the PVC has no volume, or if the volume has no host path.
     pub async fn volume_directory(&self, claim: &str) -> Result<String> {
         let claims: Api<PersistentVolumeClaim> = self.api();
         let spec = claims.get(claim).await?.spec.context("no spec")?;
@@ -85,9 +85,8 @@ impl Sandbox {
         self.kubectl(&["scale", &cluster, &size]).await.map(drop)
     }
 
-    /// Triggers a reconcile of a cluster, so that the operator reads the cluster's Secrets now. The operator does not
-    /// watch Secrets. For an idle cluster, it reads them once a minute. A test of this interval must not call this
-    /// function.
+    /// Triggers a reconcile, in which the operator reads the Secrets of the cluster. The operator does not watch
+    /// Secrets: it reads those of an idle cluster once a minute. Tests of this interval must not call this function.
     ///
     /// # Errors
     /// Fails if kubectl fails. The error contains its error output.
@@ -98,8 +97,7 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Triggers a sync of a cluster's pods, so that the kubelets read the pods' Secrets now. Otherwise they do so once
-    /// a minute.
+    /// Makes the kubelets read the Secrets of a cluster's pods. Without this trigger, they read them once a minute.
     ///
     /// # Errors
     /// Fails if kubectl fails. The error contains its error output.
@@ -113,20 +111,19 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Deletes the pod of a member, and waits until the status reports the loss. Until then, the status still shows the
-    /// member as ready.
+    /// Deletes the pod of a member, and waits until the status reports the loss. Right after the deletion, the status
+    /// still lists the member as ready.
     ///
     /// # Errors
     /// Fails if the loss is not reported.
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // If the operator already regards the member as lost, the operator may have deleted the pod.
+        // The operator may have deleted the pod already, if it considers the member lost.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        // A member that restarts on its volume may be ready again before the next poll. Therefore the test watches
-        // every change of the status.
+        // The member may restart on its volume between two polls. A watch of the status does not miss the loss.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
         let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
@@ -143,7 +140,7 @@ impl Sandbox {
         }
     }
 
-    /// Waits until the member is reported as not ready.
+    /// Waits until the status lists the member as not ready.
     ///
     /// # Errors
     /// Fails if the member stays ready.
@@ -163,7 +160,7 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Waits until the member is reported as unhealthy. The operator queries etcd, so the report does not depend on the
+    /// Waits until the status lists the member as unhealthy. The operator queries etcd, so this does not depend on the
     /// kubelet.
     ///
     /// # Errors
@@ -184,10 +181,10 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Deletes a cluster, and waits until its pods and volumes are deleted.
+    /// Deletes a cluster, and waits until its pods and PVCs are deleted.
     ///
     /// # Errors
-    /// Fails if pods or volumes remain. The error contains their number.
+    /// Fails if some remain. The error contains their number.
     pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
         self.kubectl(&["delete", "etcdcluster", cluster]).await?;
         objects::await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await

@@ -1,4 +1,4 @@
-//! Clients that put, get and compare-and-swap the same few keys, through the client Service.
+//! Clients that put, get and compare-and-swap a few keys through the client Service.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use crate::{DEADLINE, Keyspace, Sandbox};
 
 /// The prefix of all keys that the clients use.
 pub const PREFIX: &str = "soak/";
-/// The number of keys. It is small, so that clients often write the same key at the same time.
+/// The number of keys. It is small, so that clients often write the same key concurrently.
 const KEYS: u64 = 8;
 const CLIENTS: u64 = 6;
-/// The longest pause of a client between two operations, in milliseconds.
+/// The maximum pause between two operations of a client, in milliseconds.
 const PAUSE_MS: u64 = 150;
-/// Time limit for an operation. If a write exceeds it, its outcome is unknown.
+/// Time limit for an operation. The outcome of a write that exceeds it is unknown.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
@@ -34,7 +34,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Starts the clients. The seed determines the order of their operations. The timing depends on the cluster.
+    /// Starts the clients. The seed determines the order of operations, but not their timing.
     ///
     /// # Errors
     /// Fails if the client Service does not exist.
@@ -73,7 +73,7 @@ impl Clients {
         self.access.clone()
     }
 
-    /// Stops the clients after their current operations, so that every operation is recorded. Then reads every key.
+    /// Stops each client after its current operation, and then reads every key.
     ///
     /// # Errors
     /// Fails if a key cannot be read.
@@ -125,8 +125,7 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap needs an expected value. If this client has not read a value of the key yet, it reads the key
-                // instead.
+                // A swap needs the current value of the key. A client that does not know it reads the key first.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };
@@ -143,7 +142,7 @@ impl SoakClient {
         }
     }
 
-    /// Sends one operation and records its result. Returns the value that the key has after the operation.
+    /// Sends one operation and records its result. Returns the value of the key after the operation.
     async fn operate(&mut self, kind: &'static str, key: &str, expect: String) -> Result<String> {
         let client = self.client().await?;
         self.written += 1;
@@ -178,7 +177,7 @@ impl SoakClient {
         })
     }
 
-    /// Returns the client of the existing connection. If there is none, opens a new connection.
+    /// Returns the client of the existing connection, or opens a new connection.
     async fn client(&mut self) -> Result<Client> {
         if self.connection.is_none() {
             let connected = timeout(OPERATION_TIMEOUT, self.access.connect()).await;
@@ -189,7 +188,7 @@ impl SoakClient {
     }
 }
 
-/// Sends an operation, and adds its result to `operation`.
+/// Sends an operation and stores its result in `operation`.
 async fn send(client: &Client, operation: &mut Operation) -> Result<()> {
     let mut kv = client.kv_client();
     match operation.kind {
@@ -234,7 +233,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The store's revision and all pairs under [`PREFIX`], sorted by key.
+/// The current revision and all keys with [`PREFIX`], sorted.
 ///
 /// # Errors
 /// Fails if etcd does not respond.

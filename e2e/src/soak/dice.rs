@@ -1,12 +1,12 @@
-//! A source of random numbers that depends only on its seed.
+//! Random numbers that depend only on a seed.
 
-/// Random numbers from the algorithm SplitMix64. A seed gives the same numbers on every machine and in every release of
-/// this project.
+/// Random numbers from the algorithm SplitMix64. The same seed gives the same numbers on every machine and in every
+/// release.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// A source of random numbers. Sources with the same seed and different streams draw different numbers.
+    /// Starts a random sequence. Different streams of the same seed give different numbers.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         Self(seed ^ stream.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9_7f4a_7c15)
@@ -25,7 +25,7 @@ impl Dice {
         self.below(100) < of
     }
 
-    /// A random element of `values`. `None` if `values` is empty.
+    /// A random element. `None` if `values` is empty.
     pub fn one_of<T: Copy>(&mut self, values: &[T]) -> Option<T> {
         let index = usize::try_from(self.below(values.len() as u64)).ok()?;
         values.get(index).copied()

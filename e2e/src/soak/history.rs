@@ -1,11 +1,11 @@
-//! The history of a soak: the operations of its clients with their times, and the events of its watchers.
+//! The history of a soak: the operations of its clients, and the events of its watchers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// One operation of a client. Its JSON form is the input of the checker `e2e/testbed/linearize`.
+/// An operation of a client. Its JSON form is the input of the checker `e2e/testbed/linearize`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// The number of the client.
@@ -14,10 +14,10 @@ pub struct Operation {
     pub key: String,
     /// `get`, `put` or `swap`. A swap writes only if the key has the expected value.
     pub kind: &'static str,
-    /// The value that a put or a swap writes. No other operation of the history writes the same value.
+    /// The value that a put or a swap writes. It is unique in the history.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
-    /// The value that a swap expects the key to have.
+    /// The value that a swap requires before it writes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub expect: String,
     /// Nanoseconds from the start of the soak to the request.
@@ -25,37 +25,37 @@ pub struct Operation {
     /// Nanoseconds from the start of the soak to the response. `None` if the outcome is unknown.
     #[serde(rename = "return")]
     pub end: Option<u64>,
-    /// True if the operation is a swap that found the expected value and wrote its own.
+    /// True if a swap found the expected value, and therefore wrote `value`.
     pub swapped: bool,
-    /// The value that a get or a failed swap read. Empty if the key does not exist.
+    /// The value that a get or a failed swap found. Empty if the key does not exist.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub found: String,
-    /// The modification revision of the written or read value.
+    /// The modification revision of the value that was written or found.
     pub revision: i64,
 }
 
 impl Operation {
-    /// True if the operation is known to have written.
+    /// True if the operation certainly wrote its value.
     #[must_use]
     pub fn has_written(&self) -> bool {
         self.end.is_some() && (self.kind == "put" || self.swapped)
     }
 
-    /// True if the operation may have written.
+    /// True if the operation wrote its value, or if its outcome is unknown.
     #[must_use]
     pub fn may_have_written(&self) -> bool {
         self.kind != "get" && (self.end.is_none() || self.has_written())
     }
 }
 
-/// A change of a key, as a watch reports it.
+/// A change of a key, as reported by a watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// The revision of the change.
     pub revision: i64,
     /// The key that changed.
     pub key: String,
-    /// The new value. Empty for a deletion. The clients never delete a key.
+    /// The new value. Empty for a deletion, which the clients never do.
     pub value: String,
     /// The number of writes of the key since its creation.
     pub version: i64,
@@ -72,7 +72,7 @@ pub struct Pair {
     pub revision: i64,
 }
 
-/// All keys that a restored cluster contains.
+/// All keys in a restored cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// The name of the restored EtcdCluster.
@@ -83,7 +83,7 @@ pub struct Snapshot {
     pub pairs: Vec<Pair>,
 }
 
-/// Records the operations of all clients with one clock.
+/// Records the operations of all clients. Their times come from one clock.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     start: Instant,
@@ -91,7 +91,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty history. Its clock starts now.
+    /// An empty history, whose clock starts now.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Recorder {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Adds an operation that has ended.
+    /// Adds an operation that has ended or timed out.
     pub fn add(&self, operation: Operation) {
         let mut all = self
             .operations
@@ -115,7 +115,7 @@ impl Recorder {
         all.push(operation);
     }
 
-    /// The number of operations with a known outcome.
+    /// The number of operations whose outcome is known.
     #[must_use]
     pub fn answered(&self) -> usize {
         let all = self
@@ -125,7 +125,7 @@ impl Recorder {
         all.iter().filter(|one| one.end.is_some()).count()
     }
 
-    /// All operations that were recorded so far.
+    /// All operations so far.
     #[must_use]
     pub fn operations(&self) -> Vec<Operation> {
         let all = self

@@ -1,4 +1,4 @@
-//! Checks with porcupine whether a history is linearizable. The program is `e2e/testbed/linearize`.
+//! Checks whether a history is linearizable, with the program `e2e/testbed/linearize`, which uses porcupine.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,16 +13,16 @@ use super::history::Operation;
 /// The result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable. The text is the output of the checker.
+    /// The history is linearizable. Contains the output of the checker.
     Linearizable(String),
-    /// The history is not linearizable, or the check took too long. The text explains it.
+    /// The history is not linearizable, or the check took too long. Contains the explanation of the checker.
     Violated(String),
 }
 
-/// Writes a history as lines of JSON.
+/// Encodes a history as one line of JSON for each operation.
 ///
 /// # Errors
-/// Fails if serde cannot write an operation, which does not happen for the current fields.
+/// Fails if an operation cannot be encoded.
 pub fn lines(operations: &[Operation]) -> Result<String> {
     let mut lines = String::new();
     for operation in operations {
@@ -31,10 +31,10 @@ pub fn lines(operations: &[Operation]) -> Result<String> {
     Ok(lines)
 }
 
-/// Runs the checker. It writes pages that explain violations to the folder `pages`.
+/// Runs the checker, which writes HTML pages about violations to the folder `pages`.
 ///
 /// # Errors
-/// Fails if the checker cannot be run or rejects the history as invalid.
+/// Fails if the checker cannot be run, or rejects the input as invalid.
 pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -> Result<Verdict> {
     let mut child = Command::new(program)
         .arg("-pages")
@@ -51,7 +51,7 @@ pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -
             )
         })?;
     let mut input = child.stdin.take().context("stdin is piped")?;
-    // The checker prints nothing until it has read all input, so this write cannot block.
+    // The checker reads all its input before it prints, so this write cannot block.
     let written = input.write_all(lines(operations)?.as_bytes()).await;
     drop(input);
     let output = child.wait_with_output().await?;

@@ -1,28 +1,28 @@
-//! Plans the faults of a soak. The plan depends only on the seed, so a failed soak can be repeated.
+//! Plans the changes and faults of a soak. The plan depends only on the seed, so a failed soak can be repeated.
 //!
-//! Every step leaves a quorum of members that return with all their data: a step destroys at most one volume, and the
-//! next step begins when the cluster is healthy again.
+//! A step destroys at most one volume, and the next step begins when the cluster is healthy again. So a quorum of
+//! members always keeps its data.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::dice::Dice;
 
-/// The sizes that a cluster can have. Three members keep a quorum when a volume is lost.
+/// Possible sizes of the cluster. With at least three members, the loss of one volume leaves a quorum.
 const SIZES: [usize; 3] = [3, 4, 5];
-/// The values of `spec.etcd.snapshotCount`. With a small value, a member that returns after a few writes already needs
-/// a snapshot from the leader.
+/// Values of `spec.etcd.snapshotCount`. With a small value, a member that was down during a few writes needs a
+/// snapshot from the leader.
 const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
-/// The percentage of steps that contain a change of the spec or a backup.
+/// Percentage of steps with a change of the spec or a backup.
 const CHANGE_PERCENT: u64 = 60;
-/// The percentage of changes during which a fault happens.
+/// Percentage of changes during which a fault happens.
 const FAULT_PERCENT: u64 = 70;
-/// The percentage of stopped nodes that stay down until their members are replaced.
+/// Percentage of stopped nodes that stay stopped until their members are replaced.
 const LOST_NODE_PERCENT: u64 = 50;
-/// The largest number of pods that a fault affects at the same time.
+/// The maximum number of pods that one fault affects.
 const MOST_PODS: u64 = 2;
 
-/// A change by the user. A fault can happen while the change is in progress.
+/// A change that a user makes. A fault can happen during the change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Sets `spec.size` to this value.
@@ -31,7 +31,7 @@ pub enum Change {
     Version(String),
     /// Sets `spec.etcd.snapshotCount` to this value, which restarts the members.
     SnapshotCount(u32),
-    /// Switches TLS on or off. Members always accept clients without TLS.
+    /// Switches TLS on or off. Members always accept plaintext clients.
     Tls(bool),
     /// Runs an EtcdBackup.
     Backup {
@@ -40,21 +40,21 @@ pub enum Change {
     },
 }
 
-/// A fault. `pick` selects the victim from the pods or nodes that exist when the fault happens.
+/// A fault. `pick` selects the affected pods or nodes from those that exist at the time of the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Deletes pods of members at the same time.
     DeletePods {
-        /// How many pods are deleted.
+        /// The number of pods.
         count: usize,
         /// Selects the first of the pods.
         pick: usize,
-        /// True: the pods end within their grace period. False: they are killed.
+        /// True: the pods have their grace period to stop. False: they are killed.
         graceful: bool,
     },
     /// Kills the containers of members at the same time.
     KillContainers {
-        /// The number of pods whose containers are killed.
+        /// The number of pods.
         count: usize,
         /// Selects the first of the pods.
         pick: usize,
@@ -64,11 +64,11 @@ pub enum Fault {
         /// Selects the member whose volume is deleted.
         pick: usize,
     },
-    /// Stops a node like a power failure. Its disks still have their data when the node returns.
+    /// Stops a node without a shutdown, as after a power failure. Its disks keep their data.
     StopNode {
         /// Selects the node to stop.
         pick: usize,
-        /// How long the node is down.
+        /// Seconds until the node starts again.
         seconds: u64,
     },
     /// Stops a node with one member until the operator has replaced this member.
@@ -81,19 +81,19 @@ pub enum Fault {
         /// The number of the operator.
         which: usize,
     },
-    /// Stops the API server, and starts it again after some time.
+    /// Stops the API server for some time.
     StopApiServer {
-        /// How long the API server is down.
+        /// Seconds until the API server starts again.
         seconds: u64,
     },
 }
 
-/// One step of a soak. The next step begins when the cluster is healthy again.
+/// A step of a soak. The next step begins when the cluster is healthy again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The number of the step, from 1.
     pub number: usize,
-    /// The change with which the step begins.
+    /// The change at the beginning of the step.
     pub change: Option<Change>,
     /// The time from the change to the fault.
     pub delay: Duration,
@@ -112,7 +112,7 @@ pub struct Desired {
     pub tls: bool,
 }
 
-/// Draws the steps that belong to a seed.
+/// Chooses the random steps of a seed.
 #[derive(Clone, Debug)]
 pub struct Planner {
     dice: Dice,
@@ -124,8 +124,8 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner for a seed. `versions` are successive minor releases of etcd. The cluster starts with a random version
-    /// of these. Upgrades and downgrades change the version by one minor release.
+    /// The planner of a seed. `versions` are successive minor releases of etcd. The first version is random, and each
+    /// upgrade or downgrade moves by one minor release.
     #[must_use]
     pub fn new(seed: u64, versions: &[String]) -> Self {
         let mut dice = Dice::new(seed, 0);
@@ -144,13 +144,13 @@ impl Planner {
         }
     }
 
-    /// The spec after the steps that were drawn so far.
+    /// The spec after all steps so far.
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// Draws the next step.
+    /// Chooses the next step.
     pub fn step(&mut self) -> Step {
         self.number += 1;
         let change = self
@@ -229,8 +229,8 @@ impl Planner {
             8 if self.dice.percent(LOST_NODE_PERCENT) => Fault::LoseNode { pick },
             8 => Fault::StopNode {
                 pick,
-                // The operator may replace the members of this node, if the node is down for longer than
-                // `spec.memberReplacement.after`.
+                // If the node is stopped for longer than `spec.memberReplacement.after`, the operator may replace its
+                // members.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {
@@ -304,8 +304,8 @@ mod tests {
         assert_ne!(plan(7, 200), plan(8, 200));
     }
 
-    /// If the steps of a seed change, a failed soak of an earlier release cannot be repeated. Change this test only if
-    /// the planner must change.
+    /// Changed steps of a seed make a failed soak of an earlier release impossible to repeat. Update
+    /// [`STEPS_OF_SEED_1`] only if the planner has to change.
     #[test]
     fn soak_seed_gives_same_steps_in_every_release() {
         let steps: Vec<String> = plan(1, 3).iter().map(|step| format!("{step:?}")).collect();
@@ -341,7 +341,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
     }
 
     #[test]
-    fn soak_faults_affect_at_most_two_pods_and_one_minute() {
+    fn soak_faults_are_limited_to_two_pods_and_one_minute() {
         for step in (0..200).flat_map(|seed| plan(seed, 50)) {
             match step.fault {
                 Some(Fault::DeletePods { count, .. } | Fault::KillContainers { count, .. }) => {

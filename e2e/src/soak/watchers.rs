@@ -1,4 +1,4 @@
-//! Watchers that record every event. If their connection fails, they resume after the last recorded event.
+//! Watchers that record all events. After a failed connection, a watcher resumes after the last recorded event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::DEADLINE;
 use crate::wait::{Poll, until};
 use crate::writer::Access;
 
-/// How long a watcher waits for a message. The clients write all the time, so after a longer silence the watcher
-/// connects to another member.
+/// Time limit for the next message. The clients write continuously, so a watcher without messages connects to another
+/// member.
 const SILENCE: Duration = Duration::from_secs(5);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The events that a watcher has received.
+/// The events of a watcher, and the state of its watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchRecord {
-    /// The events, in the order in which the watcher received them.
+    /// The events in the order of their arrival.
     pub events: Vec<Event>,
-    /// How often the watcher has connected.
+    /// Number of connections that the watcher has opened.
     pub connections: usize,
-    /// Why the watcher cannot continue. `None` if the watcher can continue.
+    /// The reason why etcd cannot resume the watch. `None` while the watch works.
     pub failure: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts to watch all keys of the clients, from the revision `from` on.
+    /// Starts a watch of all keys of the clients at the revision `from`.
     #[must_use]
     pub fn start(clients: &Clients, from: i64) -> Self {
         let record = Arc::new(Mutex::new(WatchRecord::default()));
@@ -45,7 +45,7 @@ impl Watcher {
         Self { task, record }
     }
 
-    /// Waits until the watcher has received `revision`, and stops it.
+    /// Waits until the watcher has received `revision`, and stops the watcher.
     ///
     /// # Errors
     /// Fails if the watcher does not receive `revision` in time.
@@ -104,7 +104,7 @@ async fn watch(access: Access, from: i64, record: Arc<Mutex<WatchRecord>>) {
     }
 }
 
-/// The reason why etcd cannot serve the watch, for example because the revision is compacted.
+/// The reason why etcd refuses the watch, for example a compacted revision.
 #[derive(Debug)]
 struct Refused(String);
 
@@ -116,7 +116,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Watches over one connection. Returns when the connection fails.
+/// Watches over one connection until it fails.
 async fn watch_once(
     access: &Access,
     next: i64,

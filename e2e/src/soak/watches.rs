@@ -1,21 +1,19 @@
-//! Checks the events of watches against each other and against the operations of the clients.
+//! Compares the events of the watchers with each other and with the operations of the clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::history::{Event, Operation, Pair, Snapshot};
 use super::watchers::WatchRecord;
 
-/// The number of violations of one kind that the report lists in full.
+/// The maximum number of violations of one kind in the report.
 const MOST_REPORTED: usize = 5;
 
-/// Checks the events that the watchers received:
+/// Checks the events of the watchers, and returns the violations:
 ///
-/// - The events of a watcher are in the order of their revisions, without duplicates, also after a reconnection.
-/// - No event is missing: the versions of a key have no gap, and all watchers received the same events.
-/// - Every acknowledged write has an event with its revision, and every value that a client read has an event.
-/// - Every event belongs to exactly one operation. The event of a swap replaces the value that the swap expected.
-///
-/// Returns the violations.
+/// - Each watcher received events in the order of revisions and without duplicates, also after it reconnected.
+/// - No event is missing: the versions of each key have no gap, and all watchers received the same events.
+/// - Every acknowledged write has an event at its revision, and so has every value that a client read.
+/// - Every event is the write of exactly one operation. The event of a swap replaces the value that the swap expected.
 #[must_use]
 pub fn check_watches(operations: &[Operation], watchers: &[WatchRecord]) -> Vec<String> {
     let mut found = Vec::new();
@@ -51,7 +49,8 @@ pub fn check_watches(operations: &[Operation], watchers: &[WatchRecord]) -> Vec<
     found
 }
 
-/// Checks that a restored cluster has the keys that the original cluster had at the same revision.
+/// Compares the keys of a restored cluster with the keys of the original cluster at the same revision. Returns the
+/// differences.
 #[must_use]
 pub fn check_snapshot(snapshot: &Snapshot, events: &[Event]) -> Vec<String> {
     let mut expected: BTreeMap<&str, Pair> = BTreeMap::new();
@@ -129,7 +128,7 @@ fn differences(events: &[Event], longest: &[Event]) -> Vec<String> {
     first.into_iter().collect()
 }
 
-/// Finds acknowledged writes, and values that clients have read, for which no watcher received an event.
+/// Finds acknowledged writes and read values without an event.
 fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let events: BTreeMap<i64, &Event> =
         events.iter().map(|event| (event.revision, event)).collect();
@@ -150,7 +149,7 @@ fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     found
 }
 
-/// Finds events that belong to no write of a client, or to more than one.
+/// Finds events that no client wrote, and writes with two events.
 fn unwritten(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let writes: BTreeMap<&str, &Operation> = operations
         .iter()

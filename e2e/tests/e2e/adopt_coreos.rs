@@ -1,16 +1,16 @@
-//! The operator adopts a cluster of coreos/etcd-operator v0.9.4 while clients write.
+//! The operator adopts a cluster of coreos/etcd-operator v0.9.4, while a client writes.
 //!
-//! The test creates the cluster in its old form: the EtcdCluster with its old status, both Services, and pods as the
-//! old operator built them (`pkg/util/k8sutil/k8sutil.go`). The first pod is the seed, and the others join one by one.
-//! Some details differ from the original:
+//! The test creates the objects that the old operator created (`pkg/util/k8sutil/k8sutil.go`): the EtcdCluster with
+//! its old status, two Services, and three pods that join one by one. The pods differ from the original in these
+//! points:
 //!
-//! - The last pod has the init container that waits for DNS. It uses the etcd image and a command that ends
-//!   immediately, because the nodes have no busybox image. The other pods have no init container.
-//! - The probe calls etcdctl without a shell, because the images contain none.
-//! - On volumes, the pods run as the same user as the new pods, because these volumes ignore `fsGroup`
+//! - Only the last pod has the init container that waits for DNS. The nodes have no busybox image, so this container
+//!   runs the etcd image with a command that exits at once.
+//! - The probes call etcdctl without a shell, because the images contain no shell.
+//! - Pods with volumes run as the user of the new pods, because the volumes of the testbed ignore `fsGroup`
 //!   (`docs/adoption.md`).
 //!
-//! The unit tests cover every form with the original init container (`observe/tests/coreos.rs` in the crate `cluster`).
+//! Unit tests cover pods with the original init container: `observe/tests/coreos.rs` in the crate `cluster`.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
@@ -23,7 +23,7 @@ use crate::certificates::{client, make_secrets, pod_dns_names};
 
 const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
-/// The TLS and storage settings of the old cluster.
+/// Whether the old cluster has TLS or volumes.
 #[derive(Clone, Copy)]
 pub(crate) enum Form {
     Plain,
@@ -40,7 +40,7 @@ impl Form {
         }
     }
 
-    /// The etcdctl command that the probes of the pods run.
+    /// The etcdctl command of the probes.
     fn etcdctl(self) -> Vec<String> {
         let mut words = vec!["/usr/local/bin/etcdctl".to_owned()];
         if matches!(self, Self::Tls) {
@@ -107,15 +107,15 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // In Kubernetes before 1.21, the annotation above publishes addresses that are not ready. Later versions use
-        // this field instead.
+        // Kubernetes before 1.21 publishes unready addresses because of the annotation above, later versions because
+        // of this field.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
 }
 
-/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`; the last name is the member
-/// of this pod. With a single name, the pod bootstraps the cluster.
+/// A pod of the old cluster. `initial_members` are the names in `--initial-cluster`, and the last one is the member of
+/// this pod. A single name means that the pod bootstraps the cluster.
 fn pod(
     sandbox: &Sandbox,
     owner: &Value,
@@ -199,8 +199,8 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the other members accept a new member only after DNS contains its name. The old operator waits
-            // for this in an init container. Here, the container fails and restarts until DNS contains the name.
+            // With TLS, the other members accept a new member only when DNS has its name. The old operator waited for
+            // this in an init container. In this test, the etcd container fails and restarts until then.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -238,10 +238,10 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
     .await
 }
 
-/// Creates the cluster as the old operator did.
+/// Creates all objects of the old cluster, and waits until its members are ready.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The old pods have no security context. The restricted profile would reject them, so the namespace must allow
-    // privileged pods.
+    // The old pods have no security context, which the restricted Pod Security Standard does not allow. So the
+    // namespace gets the privileged standard.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[
@@ -299,11 +299,11 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // The request is repeated, because etcd accepts a new member only after the existing members have been
-            // connected for some seconds.
+            // etcd refuses to add a member until the existing members have been connected for some seconds, so the
+            // request is retried.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // An earlier request, whose response was lost, has already added the member.
+                    // An earlier request added the member, but its response was lost.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -328,8 +328,8 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
     Ok(())
 }
 
-/// The members have no volumes, so new members replace them. Invariant 20: the new members start with the Secrets of
-/// coreos/etcd-operator, and no member starts with other Secrets.
+/// The members have no volumes, so new members replace them. Invariant 20: the new members start with the TLS Secrets
+/// of the old cluster.
 #[tokio::test]
 async fn coreos_cluster_with_tls_is_adopted() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
@@ -347,7 +347,7 @@ async fn coreos_cluster_on_volumes_is_adopted() {
     .await;
 }
 
-/// Adopts a cluster with etcd 3.5.
+/// Adopts a cluster of etcd 3.5, and checks that no acknowledged write is lost.
 async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     let version = sandbox.env.newest_of("3.5")?;
     let writer = adopt_version(sandbox, form, &version).await?;
@@ -357,11 +357,11 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         .map(drop)
 }
 
-/// Creates a cluster of coreos/etcd-operator, starts the new operator, and waits until the adoption is complete.
-/// Returns the client that wrote meanwhile.
+/// Creates an old cluster, starts the operator, and waits until the adoption is complete. Returns the client that
+/// wrote during the adoption.
 pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) -> Result<Writer> {
-    // The Deployment `etcd-operator` is the new operator, which the sandbox has installed. The old operator is not part
-    // of this test. The new operator starts only after the old cluster exists, as in a real migration.
+    // The sandbox has already installed the new operator. It is stopped until the old cluster exists, as in a real
+    // migration. The old operator itself does not run in this test.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
@@ -376,9 +376,9 @@ pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) 
     })
     .await?;
     let writer = if matches!(form, Form::Tls) {
-        // Members with TLS look up the names of connecting peers in DNS, and find names that end in the cluster domain
-        // (`isHostInDNS` in etcd's `client/pkg/transport`). The old operator therefore required both forms of names in
-        // certificates.
+        // A member with TLS looks up the names in the certificate of a peer in DNS, with the cluster domain
+        // (`isHostInDNS` in etcd's `client/pkg/transport`). The old operator therefore required names with and without
+        // this domain.
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;

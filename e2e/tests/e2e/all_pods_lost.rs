@@ -1,5 +1,4 @@
-//! All pods of a cluster are lost at the same time. The members continue with their data: on their volumes, or in pods
-//! whose containers restart.
+//! All pods or containers of a cluster fail at the same time. The members restart with their data, if it still exists.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -10,15 +9,15 @@ use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Invariant 8: if all pods are lost, no data is lost as long as the volumes exist.
+/// Invariant 8: if all pods are lost, no data is lost while the volumes of a quorum exist.
 #[tokio::test]
 async fn losing_all_pods_keeps_data_on_volumes() {
     cluster_scenario("all_pods_lost", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // A graceful deletion is also tested: then the leader first waits for a successor, and each member waits for
-        // its clients.
+        // In a graceful deletion, the leader first transfers its leadership, and members wait for their clients. So
+        // both kinds of deletion are tested.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -35,8 +34,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data of a member is in its pod. If only the containers of the pod are killed, the data
-/// remains.
+/// Without a volume, the data of a member is in its pod, so it survives if only the containers are killed.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -60,7 +58,8 @@ async fn killed_containers_restart_with_their_data() {
     .await;
 }
 
-/// All pods of a cluster without volumes are deleted. The status reports the loss and the command for a recovery.
+/// All pods of a cluster without volumes are deleted. The status then reports the loss and names EtcdRestore as
+/// remedy.
 #[tokio::test]
 async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
@@ -73,8 +72,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports that no quorum answers. It reports the remedy only after the API server
-                // has removed the pods.
+                // The operator first reports the lost quorum. It names the remedy only after the API server has
+                // removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
@@ -85,7 +84,7 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             },
         )
         .await?;
-        // Invariant 7: the operator does not bootstrap the cluster again.
+        // Invariant 7: the operator must not bootstrap the cluster again.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         let pods = sandbox.member_pods("c").await?;
         ensure!(pods.is_empty(), "{} pods were created", pods.len());
@@ -94,8 +93,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until none of the pods in `before` exists and as many new pods are ready. The function does not read the
-/// status of the cluster, because the status can change and change back between two polls.
+/// Waits until new, ready pods have replaced all pods in `before`. Polls the pods instead of the status, because the
+/// status may change back to its old value between two polls.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {
@@ -119,7 +118,7 @@ async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-/// Ensures that the members have the same names and IDs as before, in the same cluster.
+/// Ensures that the members have the same names and IDs in both statuses.
 pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let sorted = |object| {
         let mut members = members(object);

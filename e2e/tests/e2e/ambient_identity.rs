@@ -1,6 +1,5 @@
-//! A backup or restore that names no Secret uses the operator's cloud identity, but only in locations that an
-//! administrator has granted to the namespace. The operators reject all other locations. `clusterwide.rs` runs these
-//! steps.
+//! An EtcdBackup or EtcdRestore without a Secret uses the operator's cloud identity. The operators allow this only in
+//! locations that an administrator has granted to its namespace. `clusterwide.rs` calls these functions.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -13,7 +12,7 @@ const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 
-/// The environment variables of AWS tools: the credentials, and the S3 endpoint.
+/// The environment variables with the credentials, the region and the endpoint of AWS tools.
 fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     vec![
         ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),
@@ -23,17 +22,17 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A grant: one namespace may use the cloud identity of the cluster-wide operators for one location.
+/// A grant that allows one namespace to use the operators' cloud identity for one location.
 pub(crate) struct Grant {
     bucket: Bucket,
-    /// The location: a bucket and a key prefix.
+    /// The granted location: a bucket and a key prefix.
     place: String,
     namespace: String,
 }
 
 impl Grant {
-    /// Creates the bucket and the grant: the namespace of `allowed` may use one location in the bucket. The seeds in
-    /// this namespace get their own identity for the bucket.
+    /// Creates the bucket, and a grant for the namespace of `allowed`. Also gives seeds in this namespace an identity
+    /// for the bucket.
     pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
         let s3 = wide.env.s3()?;
         let bucket = Bucket::create(s3, &wide.namespace).await?;
@@ -46,12 +45,12 @@ impl Grant {
         })
     }
 
-    /// A path below the granted location.
+    /// The path of a backup in the granted location.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.place)
     }
 
-    /// Installs cluster-wide operators that have a cloud identity for the bucket, and the grant.
+    /// Installs cluster-wide operators with the grant and a cloud identity for the bucket.
     pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
         let environment = environment(wide.env.s3()?);
         let data: serde_json::Map<String, Value> = environment
@@ -83,15 +82,15 @@ impl Grant {
     }
 }
 
-/// Deletes the admission policies that [`Grant::create`] has created, because they are cluster-scoped.
+/// Deletes the cluster-scoped admission policies that [`Grant::create`] created.
 pub(crate) async fn remove_policies(wide: &Sandbox, allowed: &Sandbox) -> Result<()> {
     let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
     let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
     kubectl::run(&wide.env, &words).await.map(drop)
 }
 
-/// Injects an identity into the container that fetches a backup, as the webhooks of cloud providers do. A seed fetches
-/// its backup with the identity of its pod, and never with the identity of the operator.
+/// Adds credentials to the container that downloads a backup, like the webhooks of cloud providers. A seed downloads
+/// its backup with the identity of its pod, not of the operator.
 fn pod_identity(s3: &S3, namespace: &str) -> String {
     let variables: Vec<String> = environment(s3)
         .iter()
@@ -128,7 +127,7 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`, without a Secret.
+/// The manifest of an EtcdBackup to `path`, or of an EtcdRestore from `path`, without a Secret.
 fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
@@ -140,8 +139,8 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies an object that must be rejected, and waits until its status reports the rejection and the remedy. The named
-/// cluster need not exist.
+/// Applies an object, and waits until its status reports the rejection and the remedy. The operator rejects the
+/// location first, so its cluster need not exist.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
@@ -160,8 +159,8 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-/// Backs up, deletes and restores the cluster in the namespace that has the grant. Ensures that other locations, and
-/// the same location from another namespace, are rejected.
+/// Backs up, deletes and restores the cluster in the namespace with the grant. Ensures that the operators reject other
+/// locations, and reject the granted location in another namespace.
 pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,
@@ -178,8 +177,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // The name of this location begins with the name of the granted location, but the location is not inside the
-    // granted location.
+    // The name of this location starts with the granted name, but is not inside the granted location.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -1,5 +1,5 @@
-//! A member fails while the API server is down. Clients are served, and the operator repairs the member after the
-//! outage. `node_reboot.rs` runs this step.
+//! A member fails while the API server is stopped. The cluster serves clients, and the operator repairs the member
+//! afterwards. `node_reboot.rs` calls this function.
 
 use anyhow::{Context, Result};
 use e2e::objects::{leader, node_of};
@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use crate::all_pods_lost::await_restarts;
 use crate::node_reboot::{TwoClusters, operator, serve};
 
-/// Invariant 1: while the API server is unreachable, the operator changes nothing. The outage is longer than the
-/// operator's lease, so the operator's process ends. The next process finds the failed member.
+/// Invariant 1: without the API server, the operator changes nothing. The outage is longer than the operator's Lease,
+/// so the operator exits, and its next process must find the failed member.
 pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -18,7 +18,7 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // The test kills the leader. If the leader is on the operator's node, it kills another member instead.
+    // Prefers the leader as victim, unless the leader is on the operator's node.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;
@@ -31,7 +31,7 @@ pub(crate) async fn member_dies_during_outage(
     testbed.kill_node(node_of(victim)).await?;
     serve(writers, 50).await?;
     testbed.await_containers_stopped(&operator).await?;
-    // The cluster must serve its clients until the end of the outage.
+    // The cluster must serve clients while the API server is stopped.
     serve(writers, 10).await?;
     testbed.start_daemon("kube-apiserver").await?;
 

@@ -1,5 +1,5 @@
-//! The API server accepts valid and rejects invalid manifests, without operators. The manifests are the cases of
-//! the unit tests, the examples of this project, and the manifests of coreos/etcd-operator v0.9.4.
+//! The API server accepts valid manifests and rejects invalid manifests. The manifests are the fixtures of the unit
+//! tests, the examples, and the examples of coreos/etcd-operator v0.9.4. No operator runs.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ async fn api_server_applies_every_rule_to_manifests() {
     .await;
 }
 
-/// Sends all manifests of a folder in one dry run, and ensures that every object would be created.
+/// Sends all manifests of a folder in one dry run. Ensures that the API server would create every object.
 async fn is_accepted(sandbox: &Sandbox, folder: &str) -> Result<()> {
     let paths = manifests(folder)?;
     ensure!(paths.len() >= 5, "only {} manifests", paths.len());
@@ -64,7 +64,7 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
         .await
 }
 
-/// Ensures that the manifest is rejected. Its first line is a comment with a part of the expected message.
+/// Ensures that the API server rejects the manifest. The comment in its first line is a part of the expected message.
 async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     let manifest = std::fs::read_to_string(path)?;
     let first = manifest.lines().next().unwrap_or_default();
@@ -85,7 +85,7 @@ async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     }
 }
 
-/// The request that `kubectl create --dry-run=server` sends. The test sends it without a kubectl process.
+/// The request of `kubectl create --dry-run=server`. Sending it directly saves one process per manifest.
 fn dry_run(sandbox: &Sandbox, manifest: &str) -> Result<Request<Vec<u8>>> {
     let kind = manifest
         .lines()

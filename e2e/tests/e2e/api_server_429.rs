@@ -1,4 +1,4 @@
-//! The API server rejects the operator's requests with 429, as an overloaded API server does.
+//! The API server answers the operator with status 429, like an overloaded API server. The operator slows down.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use kube::ResourceExt;
 use crate::fixtures::cluster;
 use crate::node_reboot::operator;
 
-/// How long the test counts the rejected requests of the operator while the limit applies.
+/// The time during which the test counts rejected requests.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The highest accepted rate of rejected requests. The API server asks for a pause of one second, and the operator
-/// sends about ten requests at the same time.
+/// The maximum rate of rejected requests. After each rejection, the client waits one second, and about ten requests
+/// are in flight.
 const MAX_REJECTED_PER_SECOND: f64 = 30.0;
 
-/// A limit of the API server (API Priority and Fairness) that rejects all requests of this sandbox's operator, except
-/// those for its lease.
+/// A priority level of API Priority and Fairness that rejects all requests of this sandbox's operator, except requests
+/// for its Lease.
 struct Limit<'a> {
     sandbox: &'a Sandbox,
     name: &'a str,
@@ -27,7 +27,7 @@ struct Limit<'a> {
 
 impl<'a> Limit<'a> {
     async fn set(sandbox: &'a Sandbox) -> Result<Self> {
-        // The objects belong to no namespace, so their name is the unique name of the sandbox.
+        // The objects are cluster-scoped, so they get the unique name of the sandbox's namespace.
         let name = sandbox.namespace.as_str();
         let manifest = format!(
             "apiVersion: flowcontrol.apiserver.k8s.io/v1
@@ -78,7 +78,7 @@ spec:
         Ok(Page::new(metrics))
     }
 
-    /// The number of requests that the API server has rejected because of this limit.
+    /// The number of requests that this limit has rejected.
     async fn rejected(&self) -> Result<f64> {
         let schema = format!("flow_schema=\"{}\"", self.name);
         let name = "apiserver_flowcontrol_rejected_requests_total";
@@ -92,7 +92,7 @@ spec:
     }
 }
 
-/// Ensures that the operator repeats rejected requests, but not too often, and that nothing changes meanwhile.
+/// Ensures that the operator retries rejected requests at a low rate, and that nothing changes while all are rejected.
 async fn requests_are_repeated_slowly(sandbox: &Sandbox, limit: &Limit<'_>) -> Result<()> {
     sandbox.scale("c", 3).await?;
     let first = until("a request is rejected", DEADLINE, async || {
@@ -109,7 +109,7 @@ async fn requests_are_repeated_slowly(sandbox: &Sandbox, limit: &Limit<'_>) -> R
     let count = limit.rejected().await? - first;
     let per_second = count / begun.elapsed().as_secs_f64();
     eprintln!("    {per_second:.1} rejected requests per second");
-    ensure!(count > 0.0, "the operator sends no request again");
+    ensure!(count > 0.0, "the operator does not retry");
     ensure!(
         per_second <= MAX_REJECTED_PER_SECOND,
         "{per_second:.1} rejected requests per second"
@@ -127,11 +127,11 @@ async fn operator_slows_down_while_api_server_rejects_requests() {
         let before = operator(sandbox).await?;
         let limit = Limit::set(sandbox).await?;
         let outcome = requests_are_repeated_slowly(sandbox, &limit).await;
-        // The limit is outside of the namespace, so it must be removed even after a failure.
+        // The limit is cluster-scoped, so it is removed even after a failure.
         limit.remove().await?;
         outcome?;
         sandbox.await_members("c", 3).await?;
-        // The lease was not limited, so the same process continues.
+        // The limit does not apply to the Lease, so the same operator process must still run.
         let after = operator(sandbox).await?;
         let restarts = |pod: &Pod| {
             let status = pod.status.iter();

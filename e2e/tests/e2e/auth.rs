@@ -1,4 +1,4 @@
-//! Clusters with etcd's authentication: their members and passwords change, and they are backed up and restored.
+//! Clusters with authentication: members and passwords change, and backups are restored.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -36,7 +36,7 @@ pub(crate) async fn accepts_password(
     Keyspace::accepts_login(env, namespace, cluster, ("root", password)).await
 }
 
-/// Waits until root can log in to etcd with the password.
+/// Waits until etcd accepts the password for root.
 pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
     until("etcd accepts the password", DEADLINE, async || {
         Ok(if accepts_password(sandbox, cluster, password).await? {
@@ -48,7 +48,7 @@ pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &
     .await
 }
 
-/// Creates the Secret with the first password, and a cluster with the lines `more` under `spec`.
+/// Creates the Secret with the first password, and a cluster with the additional lines `more` under `spec`.
 async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
     sandbox.apply(&secret(FIRST)).await?;
     sandbox
@@ -64,7 +64,7 @@ async fn fill_and_enable_auth(sandbox: &Sandbox) -> Result<()> {
     open.enable_auth(FIRST).await
 }
 
-/// Creates a bucket and its Secret.
+/// Creates a bucket, and the Secret with its credentials.
 async fn bucket(sandbox: &Sandbox) -> Result<Bucket> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -81,13 +81,13 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<Strin
     Ok(format!("{}/{file}", bucket.name))
 }
 
-/// Ensures that a client with this password can read all keys.
+/// Ensures that a client with this password can read all keys, and returns the revision.
 async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<i64> {
     let keys = keys_as(sandbox, cluster, password).await?;
     keys.verify("kept/", KEYS).await
 }
 
-/// Waits until the cluster is degraded for this reason. Returns the message of the condition.
+/// Waits until the condition Degraded has this reason, and returns its message.
 async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let seen = await_object(&clusters, cluster, reason, DEADLINE, |object| {
@@ -98,13 +98,13 @@ async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Resul
     Ok(message.unwrap_or_default())
 }
 
-/// Lines under `spec` with which the operator enables or disables authentication.
+/// Lines under `spec` that make the operator enable or disable authentication.
 fn managed(enabled: bool) -> String {
     format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n")
 }
 
 /// The operator enables authentication, changes the password, and disables authentication. A restored cluster has the
-/// users of its backup.
+/// users and passwords of the backup.
 #[tokio::test]
 async fn operator_enables_and_disables_auth_and_changes_password() {
     scenario_without_leaks("auth", async |sandbox| {
@@ -124,8 +124,8 @@ async fn operator_enables_and_disables_auth_and_changes_password() {
     .await;
 }
 
-/// Changes the password while clients use the cluster. Restores `path`, a backup with the first password. At the end,
-/// the cluster has the first password again.
+/// Changes the password while clients use the cluster, and restores `path`, a backup with the first password. Finally
+/// changes back to the first password.
 async fn password_changes_and_backup_keeps_its_own(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -133,8 +133,7 @@ async fn password_changes_and_backup_keeps_its_own(
     written: i64,
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
-    // The restored cluster has the password from the backup, and the Secret contains the second password. The restore
-    // must report this difference.
+    // The Secret has the second password, but the restored cluster has the first. The EtcdRestore must report this.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -150,8 +149,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // The test does not trigger a reconcile here: within a minute, the operator must read the changed Secret on its
-    // own.
+    // Without a trigger, the operator reads the changed Secret within a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
@@ -171,8 +169,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// etcd keeps tokens in memory. When all members have restarted, the operator's token is not valid, and the operator
-/// must log in again. A learner requires a token, but cannot issue one.
+/// etcd keeps tokens in memory, so the operator must log in again after all members have restarted. A learner requires
+/// a token, but cannot issue one.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
@@ -212,8 +210,8 @@ async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The user enables authentication and changes the password. The EtcdCluster and a backup by endpoints name the Secret
-/// with the password. A restored cluster has the users of its backup.
+/// The user enables authentication and changes the password. The operators log in with the Secret that the
+/// EtcdCluster, or an EtcdBackup with endpoints, names.
 #[tokio::test]
 async fn operators_log_in_if_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
@@ -230,7 +228,7 @@ async fn operators_log_in_if_user_manages_auth() {
     .await;
 }
 
-/// The operator reports the Secret as wrong until the Secret contains the new password.
+/// Until the user updates the Secret, the operator reports that etcd rejects its password.
 async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     keys_as(sandbox, "c", FIRST)
         .await?
@@ -251,7 +249,7 @@ async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     has_the_keys(sandbox, "c", SECOND).await.map(drop)
 }
 
-/// Backs up the cluster by endpoints. Returns the path of the backup.
+/// Backs up the cluster through `etcdEndpoints`, and returns the path of the backup.
 async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     let (namespace, s3) = (&sandbox.namespace, sandbox.env.s3()?);
     let of = |name: &str, more: &str| {
@@ -273,8 +271,7 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
     Ok(format!("{}/by-endpoint", bucket.name))
 }
 
-/// Restores the backup in place and into a new cluster. The spec of the existing cluster and the template of the new
-/// cluster name the Secret.
+/// Restores the backup in place and into a new cluster. Both EtcdClusters name the Secret with the password.
 async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
     let (env, namespace, s3) = (&sandbox.env, &sandbox.namespace, sandbox.env.s3()?);
     let version = crate::fixtures::newest_version(env)?;

@@ -1,5 +1,5 @@
-//! The backup operator crashes between the writes of a backup, to S3 and to a PVC. The next process completes the
-//! backup, and does not repeat a complete backup. `backup_pvc.rs` runs these steps.
+//! The backup operator crashes during backups to S3 and to a PVC. The next process completes each backup, and does not
+//! repeat complete backups. `backup_pvc.rs` calls these functions.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -15,16 +15,16 @@ use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location}
 
 #[derive(Clone, Copy)]
 struct Crash {
-    /// The name of the failpoint. The EtcdBackup has the same name.
+    /// The name of the failpoint and of the EtcdBackup.
     point: &'static str,
-    /// Whether a pod writes the backup to a PVC. Otherwise the operator writes it to S3.
+    /// True if a backup pod writes to a PVC. False if the operator writes to S3.
     to_pvc: bool,
-    /// Whether the backup is already complete when the operator crashes. The next process then only writes the status.
+    /// True if the stored backup was complete before the crash, so that the next process only updates the status.
     adopted: bool,
 }
 
-/// PVC and S3 alternate. So each process first completes a backup of one kind, and then crashes during a backup of the
-/// other kind.
+/// PVC and S3 alternate, so that each process first completes a backup of one kind, and then crashes in the other
+/// kind.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -53,7 +53,7 @@ const CRASHES: [Crash; 5] = [
     },
 ];
 
-/// The number of restarts of the operator's container.
+/// The number of times that the operator's container has restarted.
 async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     let pods = sandbox
         .api::<Pod>()
@@ -64,7 +64,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     Ok(containers.map(|container| container.restart_count).sum())
 }
 
-/// Restarts the operator with this failpoint, or without a failpoint.
+/// Restarts the operator with this failpoint. `None` removes the failpoint.
 async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
@@ -79,7 +79,7 @@ async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Resul
     sandbox.await_operator_pods("etcd-backup-operator", 1).await
 }
 
-/// Crashes the operator at each failpoint. The test must have created the cluster `c` and the PVC `backups`.
+/// Crashes the operator at each failpoint. The cluster `c` and the PVC `backups` must exist.
 pub(crate) async fn crashes_leave_complete_backups(
     sandbox: &Sandbox,
     keys: &Keyspace,
@@ -116,7 +116,7 @@ pub(crate) async fn crashes_leave_complete_backups(
     await_all_finished(&bucket).await
 }
 
-/// Starts a backup during which the operator crashes, and then writes more keys. Returns the revision before the
+/// Starts a backup and waits for the crash of the operator, then writes more keys. Returns the revision before the
 /// backup.
 async fn crash_during_backup(
     sandbox: &Sandbox,
@@ -142,13 +142,13 @@ async fn crash_during_backup(
     })
     .await?;
     if !crash.to_pvc && !crash.adopted {
-        // The attempts of crashed processes also count in `status.unfinishedAttempts`.
+        // `status.unfinishedAttempts` also counts the attempts of crashed processes.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // The crashed process took its snapshot before these keys. The backup contains them only if the next process takes
-    // a new snapshot.
+    // These keys are newer than the snapshot of the crashed process. The backup has them only if the next process
+    // takes a new snapshot.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }
@@ -157,7 +157,7 @@ fn attempts(backup: &DynamicObject) -> &serde_json::Value {
     field(backup, "/status/unfinishedAttempts")
 }
 
-/// Waits until the backup is complete. Returns its location.
+/// Waits until the backup is complete, and returns its location.
 async fn completed(sandbox: &Sandbox, crash: Crash, revision_before: i64) -> Result<String> {
     let point = crash.point;
     let backups = sandbox.objects(Kind::EtcdBackup);

@@ -1,4 +1,4 @@
-//! Backups on a PersistentVolumeClaim (PVC): the backup pod, retention, and restores into members with volumes.
+//! Backups to a PersistentVolumeClaim (PVC): the backup pod, retention, and restores.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until no backup pod exists. The operator deletes each backup pod when its work is done.
+/// Waits until the operator has deleted all backup pods, which it does when their work is complete.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {
@@ -68,7 +68,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// An EtcdBackup waits if its PVC does not exist. It can be deleted while it waits.
+/// An EtcdBackup waits for a missing PVC. The EtcdBackup can be deleted during this time.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -81,10 +81,10 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.api::<Pod>().list(&backup_pod_selector()).await?;
     ensure!(
         pods.items.is_empty(),
-        "a pod waits for a PVC that does not exist"
+        "a backup pod was created, although its PVC does not exist"
     );
 
-    // No PVC means that no backup is stored, so the deletion of the EtcdBackup must not wait for the PVC.
+    // Without a PVC, no backup is stored, so the deletion must not wait for the PVC.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -94,12 +94,13 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     no_restarts(sandbox).await
 }
 
-/// The name of the PersistentVolume that no kubelet can mount.
+/// The name of a PersistentVolume that the kubelet cannot mount.
 fn unmountable(sandbox: &Sandbox) -> String {
     format!("{}-stuck", sandbox.namespace)
 }
 
-/// Creates an EtcdBackup whose backup pod gets a node, but cannot start: the directory of its volume exists on no node.
+/// Creates an EtcdBackup whose backup pod is scheduled but cannot start, because the directory of its volume does not
+/// exist.
 async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
     let (namespace, volume) = (&sandbox.namespace, unmountable(sandbox));
     let bound = format!("  storageClassName: \"\"\n  volumeName: {volume}\n");
@@ -115,7 +116,7 @@ async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&all.join("---\n")).await.map(drop)
 }
 
-/// The condition contains the kubelet's reason. The backup pod is deleted together with its EtcdBackup.
+/// The condition contains the message of the kubelet. Deleting the EtcdBackup also deletes the backup pod.
 async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
     let message = ["spec.pvc.claimName", "FailedMount"];
     await_waiting(sandbox, "stuck", "PodNotStarting", &message).await?;
@@ -130,12 +131,12 @@ async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
     await_no_pods(sandbox).await
 }
 
-/// Backs up once with compression, then with a schedule and retention. Meanwhile another EtcdBackup waits for a PVC
-/// that has no volume.
+/// Makes a compressed backup, then scheduled backups with retention. During this time, another EtcdBackup waits for an
+/// unbound PVC.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // The backup pod of this EtcdBackup gets no node, because its PVC has no volume. The operator reports this after a
-    // minute. Other backups must run during this time.
+    // The PVC `none` is never bound, so the backup pod of this EtcdBackup is never scheduled. The operator reports this
+    // after a minute, and other backups must run during this time.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -153,8 +154,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // The first poll may see one or two backups, later polls exactly two. If the operator fails to delete a backup,
-        // `status.backups` is outdated until a retry succeeds, so the test polls.
+        // After the first backup, one or two backups may exist, later always two. If a deletion fails,
+        // `status.backups` is corrected only after a retry, so the test polls.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {
@@ -179,7 +180,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     step("report a volume that cannot be mounted", stuck).await
 }
 
-/// Restores in place from a path, and into a new cluster with a volume from an EtcdBackup.
+/// Restores one backup in place by its path, and one into a new cluster by the name of its EtcdBackup.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
     sandbox.apply(&pvc_backup("last", "")).await?;

@@ -1,5 +1,5 @@
-//! A backup of a cluster with TLS and authentication to a PVC. The backup pod gets certificates and a password from
-//! Secrets, and leaks neither.
+//! A cluster with TLS and authentication is backed up to a PVC. The backup pod reads certificates and a password from
+//! Secrets, and must not leak them.
 
 use anyhow::ensure;
 use e2e::leaks::ensure_no_leaks;
@@ -36,7 +36,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // One EtcdBackup names the cluster, so it uses the Secrets of the cluster. The other EtcdBackup names an
+        // The EtcdBackup `by-name` names the cluster and so uses the cluster's Secrets. The other EtcdBackup names an
         // endpoint and its own Secrets.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
@@ -56,7 +56,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // A client certificate without a password grants no access. The EtcdBackup must report the error of its pod.
+        // Without a password, etcd denies access. The EtcdBackup must report this error of its backup pod.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

@@ -1,4 +1,4 @@
-//! A cluster is backed up to a real S3 server and deleted. A restore creates it again with every key.
+//! A cluster is backed up to an S3 server and deleted. A restore creates the cluster again with all keys.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -26,7 +26,7 @@ pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> 
     Ok(manifests::backup(s3, name, "c", &format!("{bucket}/{key}")))
 }
 
-/// Ensures that a completed object reports its current generation, its start and completion times, and no failure
+/// Ensures that the status of a completed object has the current generation, a start and an end time, and no failure
 /// reason.
 fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     let generation = field(done, "/status/observedGeneration").as_i64();
@@ -35,7 +35,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
         field(done, "/status/startTime").as_str(),
         field(done, "/status/completionTime").as_str(),
     );
-    // Both times are in UTC with the same precision, so they can be compared as texts.
+    // Times in UTC with the same precision can be compared as texts.
     ensure!(
         began.is_some() && began <= ended,
         "began {began:?}, ended {ended:?}"
@@ -45,10 +45,10 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cluster at the time of its backup.
+/// The cluster before its deletion.
 struct Before {
     cluster: DynamicObject,
-    /// The content of the backup.
+    /// The data at the time of the backup.
     state: StoreState,
 }
 
@@ -65,7 +65,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
-        // These keys are written after the backup. The restored cluster must not contain them.
+        // The restored cluster must not contain these keys, because they are newer than the backup.
         keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -91,15 +91,14 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // Nothing was written between the last key and the snapshot, so the status must contain the revision of the last
-    // key.
+    // No client writes between the last key and the snapshot, so the backup has the revision of the last key.
     let revision = field(&done, "/status/etcdRevision");
     ensure!(
         *revision == before.state.revision,
         "the status has revision {revision}"
     );
 
-    // The bucket contains only the backup and its manifest, and no unfinished upload.
+    // The bucket must contain only the backup and its manifest.
     let objects = bucket.keys().await?;
     ensure!(objects == [KEY, MANIFEST], "{objects:?}");
     ensure!(bucket.unfinished_uploads().await? == 0);
@@ -123,7 +122,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     Ok(())
 }
 
-/// The EtcdCluster no longer exists, so the restore must take its spec from the backup.
+/// The EtcdCluster is deleted, so the restore takes the spec from the manifest of the backup.
 async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let restored = await_equal_restore(sandbox, "back", "c", &before.state).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
@@ -138,7 +137,7 @@ async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(restored)
 }
 
-/// The restored cluster has the old spec, volumes, and exactly the keys in the backup. It accepts writes.
+/// The restored cluster has the old spec, volumes, and exactly the keys of the backup. The cluster accepts writes.
 async fn serves_as_before(
     sandbox: &Sandbox,
     restored: &DynamicObject,
@@ -172,8 +171,8 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// Deletes the Secret that the download needed, and then the seed's pod. The seed must restart with its data, without
-/// another download. The test reads from the seed directly.
+/// Deletes the Secret for the download, and then the pod of the seed. The seed must restart with its data without a
+/// second download, so the test reads from the seed itself.
 async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,
@@ -193,7 +192,7 @@ async fn seed_restarts_with_its_data(
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
-/// Ensures that Events report the steps, and that the operator's metrics report the duration and the size.
+/// Ensures that Events report the steps of the restore, and that the metrics report its duration and size.
 async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
     let name = done.name_any();
     for reason in [
@@ -212,7 +211,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
     let bytes = field(done, "/status/progress/bytes").as_i64();
     let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
-    // The metrics endpoint prints integers without a fraction.
+    // The metrics endpoint prints integers without a decimal point.
     let expected = [
         ("size_bytes", bytes),
         ("progress_bytes", bytes),
@@ -225,7 +224,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         DEADLINE,
         async || {
             let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-            // In Rust, the sum of no numbers is -0. Adding 0 turns it into 0.
+            // The sum of no numbers is -0 in Rust. Adding 0 changes it to 0.
             let measured =
                 |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
             let found = expected.map(|(what, _)| (what, measured(what).to_string()));

@@ -1,4 +1,4 @@
-//! Scheduled backups: their times, their retention, and their end when the EtcdBackup or the cluster is deleted.
+//! Scheduled backups: their times, their retention, and the deletion of the EtcdBackup or of its cluster.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,10 @@ use kube::api::{DynamicObject, ListParams};
 use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
-/// The name of the CronJob in the example, and of its ServiceAccount.
+/// The name of the CronJob in the example. Its ServiceAccount has the same name.
 const CRON_JOB: &str = "example-etcd-backup-cronjob";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys of other software whose names begin like the backups of the path `etcd`. Retention must not delete them.
+/// Objects of other software whose names resemble backups of the path `etcd`. Retention must not delete them.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
@@ -48,7 +48,7 @@ pub(crate) fn location(object: &DynamicObject) -> String {
         .to_owned()
 }
 
-/// Waits for a complete backup whose location differs from `before`. Returns the EtcdBackup.
+/// Waits for a complete backup at another location than `before`, and returns the EtcdBackup.
 async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<DynamicObject> {
     await_object(
         &sandbox.objects(Kind::EtcdBackup),
@@ -60,7 +60,7 @@ async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<Dynam
     .await
 }
 
-/// Waits until the keys in the bucket satisfy `holds`. Returns the keys.
+/// Waits until `holds` is true for the keys in the bucket, and returns the keys.
 pub(crate) async fn await_keys(
     bucket: &Bucket,
     what: &str,
@@ -77,7 +77,7 @@ pub(crate) async fn await_keys(
     .await
 }
 
-/// Waits until the bucket has no unfinished upload.
+/// Waits until the bucket has no unfinished multipart upload.
 pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     until("no unfinished upload is left", DEADLINE, async || {
         Ok(match bucket.unfinished_uploads().await? {
@@ -88,7 +88,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of those backups of `path` that have a manifest. Names that do not have the form of v1beta2 are skipped.
+/// The names of the backups of `path` that have a manifest. Names in another form than v1beta2 are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -99,7 +99,7 @@ fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Ensures that the status matches the manifest of the newest backup.
+/// Ensures that the status equals the manifest of the newest backup.
 async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
     let newest = location(object);
     let key = newest
@@ -122,8 +122,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster with a schedule in its spec is created first, so that its backups are made while the other steps
-        // run.
+        // The cluster `s` has a schedule in its spec. It is created first, so that its backups are made while other
+        // steps run.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -134,7 +134,7 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
         drop(keys);
         step("apply retention", keeps_newest(sandbox)).await?;
-        // Kubernetes starts a Job within a minute. The next steps run during this time.
+        // Kubernetes takes up to a minute to start the Job. Other steps run during this time.
         let jobs = step("create a CronJob", create_cron_job(sandbox)).await?;
         step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
         let returned = returns_from_own_backup(sandbox, written);
@@ -145,10 +145,10 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// Backs up every five seconds. Meanwhile the operator restarts.
+/// Makes backups every five seconds, and restarts the operator during this time.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // `etcd_v9…` has the form of backups of coreos/etcd-operator, which retention deletes too.
+    // This name has the form of a backup by coreos/etcd-operator, so retention deletes the object.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -167,7 +167,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The operator must continue the schedule after its restart, because it keeps no state in memory.
+            // The operator keeps no state in memory, so it must continue the schedule after a restart.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -180,7 +180,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may still describe the previous backup, so the test also checks the list of backups.
+            // The condition may still belong to the previous backup, so the test also checks the list of backups.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -200,7 +200,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     .map(drop)
 }
 
-/// The manifest of a cluster `s` with a cron schedule and compression in its spec.
+/// The manifest of the cluster `s`, which has a cron schedule and compression in its spec.
 fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let more = format!(
@@ -211,8 +211,8 @@ fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     cluster_with(&sandbox.env, "s", 1, &more)
 }
 
-/// Deletes the cluster. Its EtcdBackup is deleted with it, and the stored backups remain. A restore from one of them
-/// creates the cluster again.
+/// Deletes the cluster. Kubernetes also deletes its EtcdBackup, but the stored backups stay, and a restore creates the
+/// cluster again.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "a backup of all keys is complete";
@@ -241,7 +241,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
     Ok(())
 }
 
-/// Waits until these EtcdBackups are deleted.
+/// Waits until the EtcdBackups with these names do not exist any more.
 async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     until(&format!("{names:?} are deleted"), DEADLINE, async || {
@@ -260,7 +260,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// A stored backup is deleted with its EtcdBackup only if the deletionPolicy is Delete. The finalizer of
+/// A stored backup is deleted with its EtcdBackup only if `deletionPolicy` is Delete. A finalizer of
 /// coreos/etcd-operator does not delay the deletion.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
@@ -280,7 +280,7 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Creates the CronJob of the example, with a schedule of once a minute. Returns the bucket of its backups.
+/// Creates the CronJob of the example, but with a schedule of every minute. Returns the bucket of its backups.
 async fn create_cron_job(sandbox: &Sandbox) -> Result<Bucket> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
@@ -308,8 +308,8 @@ async fn create_cron_job(sandbox: &Sandbox) -> Result<Bucket> {
     Ok(bucket)
 }
 
-/// Waits until the CronJob has created an EtcdBackup, and then suspends the CronJob. Returns the names of all its
-/// EtcdBackups.
+/// Waits until the CronJob has created an EtcdBackup, then suspends the CronJob. Returns the names of all EtcdBackups
+/// that it has created.
 async fn scheduled_runs(sandbox: &Sandbox) -> Result<Vec<String>> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let prefix = format!("{CRON_JOB}-");
@@ -344,15 +344,15 @@ async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Each Job of the example's CronJob creates one EtcdBackup, whose backup completes. The CronJob creates some of the
-/// Jobs, and a user creates one Job. The ServiceAccount of the CronJob may do nothing else.
+/// Each Job creates one EtcdBackup, which completes. The CronJob creates some Jobs, and the user creates one. The
+/// ServiceAccount of the CronJob has no other permissions.
 async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;
     let from = format!("--from=cronjob/{CRON_JOB}");
     sandbox.kubectl(&["create", "job", "run-1", &from]).await?;
     await_jobs(sandbox).await?;
-    // A Job creates an EtcdBackup of its own name.
+    // The EtcdBackup has the name of the Job.
     names.push("run-1".to_owned());
     for name in &names {
         await_complete(&backups, name, DEADLINE).await?;
@@ -380,8 +380,8 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     Ok(())
 }
 
-/// Retention in a bucket with more objects than one page of a listing has. This test runs only with `--full`.
-/// `retention_handles_more_than_thousand_objects` always runs, and covers several pages with a real S3 server.
+/// Retention in a bucket whose listing has several pages. Runs only with `--full`. Without `--full`, the test
+/// `retention_handles_more_than_thousand_objects` of the backup operator covers this with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};
@@ -431,8 +431,7 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket contains only the new backup with its manifest, the two newest old backups, and the objects of
-            // other software.
+            // The new backup, two old backups that retention keeps, and the objects of other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

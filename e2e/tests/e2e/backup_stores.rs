@@ -1,5 +1,5 @@
-//! Backups to every kind of store except S3, which has its own tests. They use the Secrets of v1beta2 and the RBAC of
-//! the chart.
+//! Backups to every kind of store except S3, which has its own tests, and restores from them. The Secrets have the
+//! format of v1beta2.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Lines under `spec`, first without and then with a `backupPolicy`. Without a policy, the operator stores the backup
-/// at the path itself. With the policy, the name of the backup also contains the revision. This backup is compressed.
+/// Lines under `spec`. Without a policy, the key of the backup is the path. With a policy, the key also contains the
+/// revision. The backup with the policy is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -24,11 +24,11 @@ const POLICIES: [(&str, &str); 2] = [
 
 struct Store {
     name: &'static str,
-    /// Lines under `spec` of an EtcdBackup. The test replaces `PATH` by the path.
+    /// Lines under `spec` of an EtcdBackup. `PATH` is a placeholder for the path.
     block: String,
-    /// The prefix of the location in the status.
+    /// The prefix of `status.location`.
     scheme: &'static str,
-    /// Whether a restore can read from the store.
+    /// True if the restore operator can read from the store.
     restores: bool,
 }
 
@@ -37,7 +37,7 @@ fn variable(name: &str) -> Result<String> {
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// All stores except S3. The endpoint of OSS is an S3 server, because OSS uses the same protocol.
+/// All stores except S3. OSS uses the protocol of S3, so its endpoint is the S3 server of the testbed.
 fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
     let shared = variable("E2E_BUCKET")?;
     let gcs = format!(
@@ -79,8 +79,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // The operator sends tokens only to Google, unless the Secret names another endpoint. This Secret names the server
-    // of the testbed.
+    // The operator sends tokens only to Google or to the endpoint in the Secret, which is the server of the testbed.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?
@@ -107,7 +106,7 @@ async fn every_store_type_saves_and_restores_backups() {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
         step("back up to every store", back_up_to_all(sandbox, &stores)).await?;
-        // These keys are written after the backups. No restored cluster may contain them.
+        // These keys are newer than the backups, so no restored cluster may contain them.
         keys.fill("later/", 10, |_| ()).await?;
         let restored = are_restored(sandbox, &stores, &before);
         step("restore from every store", restored).await
@@ -115,7 +114,7 @@ async fn every_store_type_saves_and_restores_backups() {
     .await;
 }
 
-/// Backs the cluster up to all stores concurrently. Ensures that every EtcdBackup reports the size of its backup.
+/// Backs up the cluster to all stores concurrently, and ensures that each status has the size of the backup.
 async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
@@ -145,7 +144,7 @@ async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the newest backup of each store concurrently, each into a cluster that has the name of the store.
+/// Restores the newest backup of each store concurrently. Each new cluster has the name of its store.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

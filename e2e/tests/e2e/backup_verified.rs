@@ -1,4 +1,4 @@
-//! Verification of backups: a pod restores the backup, and the operator reports the result. A damaged backup is
+//! Verification of backups: a pod restores the backup, and the EtcdBackup reports the result. A damaged backup is
 //! reported as not restorable.
 
 use anyhow::{Context, Result, ensure};
@@ -65,7 +65,8 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     );
     let found = verified["keys"].as_u64().context("the number of keys")?;
     ensure!(found >= KEYS as u64, "{verified}");
-    // The operator counted the keys of the cluster, and the pod counted the keys of the restored etcd.
+    // The backup operator counted the keys of the cluster, and the verification pod counted the keys after its
+    // restore.
     ensure!(verified["keysCompared"] == true, "{verified}");
     let recorded = field(&object, "/status/keys");
     ensure!(*recorded == verified["keys"], "{recorded}, {verified}");
@@ -77,7 +78,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     sandbox
         .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "succeeded"])
         .await?;
-    // The member of the cluster served all the time, and the operator has deleted the pod of the verification.
+    // The cluster still serves clients, and the operator deletes the verification pod.
     keys.fill("later/", 1, |_| ()).await?;
     let ours = ListParams::default().labels("app.kubernetes.io/name=etcd-backup-verification");
     until(
@@ -95,8 +96,8 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     .await
 }
 
-/// Changes one byte of a stored snapshot, and ensures that the verification reports the damage. Then writes the
-/// original snapshot again, and ensures that the next verification succeeds.
+/// Changes one byte of a stored backup, and ensures that the verification fails. Then stores the original backup, and
+/// ensures that the next verification succeeds.
 async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let path = format!("{}/{KEY}", bucket.name);
     let manifest = backup_with(sandbox.env.s3()?, "damaged", "c", &path, "");
@@ -123,7 +124,8 @@ async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) ->
         .await_event(Kind::EtcdBackup, "damaged", &["VerificationFailed"])
         .await?;
     bucket.write(KEY, whole).await?;
-    // Without the field, the operator forgets the failure, and the next verification starts without a pause.
+    // Removing `spec.verification` also removes the result from the status. When the field is set again, a
+    // verification starts without a pause.
     verify(sandbox, "null").await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
     await_object(

@@ -1,4 +1,4 @@
-//! Mistakes of users are rejected by the schema, or reported by a condition and an Event. They do not affect other
+//! Invalid objects are rejected by the schema, or reported by a condition and an Event. They do not affect other
 //! objects. `api_rules.rs` tests all rules of the schema.
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +18,7 @@ use crate::fixtures::{cluster, newest_version};
 use crate::restore_in_place::{self, restarts_of};
 use crate::restore_storage::seed_objects;
 
-/// Ensures that the schema rejects the manifest with this message.
+/// Ensures that the API server rejects the manifest, with this text in the message.
 async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
     match sandbox.apply(manifest).await {
         Ok(printed) => anyhow::bail!("accepted: {printed}\n{manifest}"),
@@ -30,7 +30,7 @@ async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> R
     }
 }
 
-/// Waits until the object has a condition whose message contains all fragments, and a Warning Event.
+/// Waits for a condition whose message contains all fragments, and for a Warning Event about the object.
 async fn await_reported(
     sandbox: &Sandbox,
     kind: Kind,
@@ -51,8 +51,8 @@ async fn await_reported(
     await_warning(sandbox, kind, name).await
 }
 
-/// Waits until the EtcdBackup has the condition Complete=False with this reason, and a message that contains all
-/// fragments. Also waits for a Warning Event.
+/// Waits until the EtcdBackup has the condition Complete=False with this reason and all fragments in its message, and
+/// for a Warning Event.
 pub(crate) async fn await_waiting(
     sandbox: &Sandbox,
     name: &str,
@@ -91,12 +91,12 @@ async fn await_warning(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> 
 
 const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
 
-/// The manifest of an object with this `spec`, written on one line.
+/// The manifest of an object with this `spec` in one line.
 fn object(kind: Kind, name: &str, spec: &str) -> String {
     format!("{HEAD}kind: {kind:?}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
-/// Invariant 15: an invalid object that the API server has stored delays no other object.
+/// Invariant 15: invalid objects in the API server do not delay other objects.
 #[tokio::test]
 async fn invalid_clusters_are_rejected_or_reported() {
     cluster_scenario("bad_cluster", async |sandbox| {
@@ -105,10 +105,10 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The operator ignores the field `busyboxImage` and reports it.
+        // The operator ignores the field `busyboxImage`, and reports this.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // The Secrets in this spec do not exist. Without them, the operator must not start a member, because the member
-        // would have no TLS.
+        // The Secrets of this spec do not exist. The operator must start no member, because the member would have no
+        // TLS.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -136,7 +136,8 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // No image exists for this version. The message must name the remedy: a version whose image exists.
+        // The first version of this cluster has no image. The user corrects it, as the message of the condition
+        // recommends.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -165,8 +166,7 @@ async fn invalid_backups_and_restores_are_rejected_or_reported() {
     .await;
 }
 
-/// Ensures that restores with an unknown storage type, a missing backup or a missing Secret fail, and create no
-/// cluster.
+/// Restores with an unknown storage type, a missing backup or a missing Secret fail, and create no cluster.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -197,8 +197,7 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Ensures that each backup with a mistake waits until the user corrects the mistake, while a backup without mistakes
-/// completes.
+/// An EtcdBackup with a mistake waits for its correction, while a valid EtcdBackup completes.
 async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
@@ -207,8 +206,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // This EtcdBackup has three mistakes, one after the other: the Secret is missing, the Secret lacks a key, the
-    // Secret has wrong credentials. It completes when the Secret is correct.
+    // This EtcdBackup has three mistakes, which the test corrects one by one: the Secret does not exist, lacks a key,
+    // and has wrong credentials.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -245,7 +244,7 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // The EtcdBackups `bucket` and `unreachable` still wait, and must have stored nothing.
+    // The EtcdBackups `bucket` and `unreachable` still wait, so they have stored nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 
@@ -261,12 +260,12 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Ensures that restores fail and create no cluster if the manifest of the backup contradicts the stored backup, or the
-/// template in the EtcdRestore.
+/// A restore fails and creates no cluster if the manifest of the backup contradicts the stored backup or the template
+/// of the EtcdRestore.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The template names an older version of etcd than the manifest of the backup. The older etcd could not read the
+    // The template has an older etcd version than the manifest of the backup. The older etcd could not read the
     // backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -292,15 +291,15 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Ensures that mistakes in in-place restores are reported, and that the running cluster is not changed.
+/// An invalid restore in place is reported, and does not change the running cluster.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The manifest of the backup names a newer version of etcd than the running cluster. The etcd of this cluster could
-    // not read such a backup.
+    // The manifest of the backup has a newer etcd version than the running cluster, whose etcd could not read the
+    // backup.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -339,7 +338,7 @@ async fn running_cluster_is_unchanged(
     before.ensure_same(&StoreState::now(keys).await?)
 }
 
-/// Ensures that the cluster is unchanged, and that no restore lock and no object of a seed exists.
+/// Ensures that the cluster has not changed, and has neither a restore lock nor objects of a seed.
 async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let is = sandbox.await_members("c", 1).await?;
     let claimed = is
@@ -364,7 +363,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // An operator that cannot renew its lease ends itself, which is no crash.
+        // An operator that cannot renew its Lease exits, which does not count as a crash.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

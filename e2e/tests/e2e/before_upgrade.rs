@@ -1,6 +1,6 @@
-//! Changes that wait for a backup (`spec.backup.beforeChanges`): an upgrade, a recovery, a removal of members and a
-//! restore in place. Each change waits, and the message of a condition says why and what to do. The change starts after
-//! a backup that is proven to restore, or after a waiver.
+//! `spec.backup.beforeChanges`: an upgrade, a recovery, a removal of members and a restore in place wait for a backup.
+//! A condition names the reason and the remedy. The change starts after a backup that is proven to restore, or after a
+//! waiver.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -19,12 +19,12 @@ use crate::quorum_loss::{approve, await_loss, lose};
 use crate::restore_in_place::{await_replaced, restore_lock};
 use crate::upgrade::{await_version, change, manifest};
 
-/// The failpoint before the record that requests the backup.
+/// The failpoint before the operator records its request for a backup.
 pub(crate) const CRASHES: &[&str] = &["before-record-before-change"];
 const KEYS: usize = 100;
 
-/// A cluster without a backup. Backups are suspended, and the schedule starts no backup during the test. Each change
-/// needs a backup that was made for this change.
+/// A cluster without backups. `suspend` and the yearly schedule prevent other backups, so each change needs its own
+/// backup.
 fn guarded(sandbox: &Sandbox, bucket: &Bucket, version: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let backup = format!(
@@ -37,7 +37,7 @@ fn guarded(sandbox: &Sandbox, bucket: &Bucket, version: &str) -> Result<String> 
     Ok(manifest("c", 3, version, &backup))
 }
 
-/// Waits until the condition has this reason, and a message that contains all of `parts`. Returns the message.
+/// Waits until the condition has this reason and all `parts` in its message, and returns the message.
 async fn await_message(
     (objects, name): (&Api<DynamicObject>, &str),
     (kind, reason): (&str, &str),
@@ -65,7 +65,7 @@ async fn waive(sandbox: &Sandbox, message: &str) -> Result<()> {
     kubectl::run(&sandbox.env, &words[1..]).await.map(drop)
 }
 
-/// Makes a backup with the command that the messages name. Returns the EtcdBackup when its backup is proven to restore.
+/// Makes a backup with the command from the messages, and returns the EtcdBackup after its verification.
 async fn back_up(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     plugin::run(sandbox, &["backup", "c", "--name", name, "--yes"]).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -76,13 +76,13 @@ async fn back_up(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     .await
 }
 
-/// Ensures that the cluster has exactly this number of keys with the prefix.
+/// Ensures that the cluster has exactly `count` keys with the prefix.
 async fn has_keys(sandbox: &Sandbox, prefix: &str, count: usize) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.verify(prefix, count).await.map(drop)
 }
 
-/// The operator crashes before it has requested the backup. The next process requests the backup, and waits while
+/// The operator crashes before it requests the backup. The next process requests the backup, which waits because
 /// backups are suspended. Returns the location of the backup after which the upgrade starts.
 async fn upgrade_waits(sandbox: &Sandbox, (old, new): (&str, &str)) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -130,8 +130,8 @@ async fn upgrade_waits(sandbox: &Sandbox, (old, new): (&str, &str)) -> Result<St
     Ok(location(&backup))
 }
 
-/// A majority is lost. The approved recovery waits, because the last backup is older than the loss. The recovery starts
-/// after a backup of the survivor.
+/// A majority is lost, and the recovery is approved. It waits, because the last backup is older than the loss, and
+/// starts after a backup of the survivor.
 async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let before = sandbox.await_members("c", 3).await?;
@@ -165,13 +165,13 @@ async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     let record = field(&recovered, "/status/recovery");
     ensure!(record["survivor"] == *survivor, "{record}");
     ensure!(record["fromClusterID"] == *field(&backup, "/status/clusterID"));
-    // The backup contains the data with which the recovery continues.
+    // The recovery continues with exactly the data of the backup.
     ensure!(record["revision"] == *field(&backup, "/status/etcdRevision"));
     sandbox.await_members("c", 3).await?;
     has_keys(sandbox, "kept/", KEYS).await
 }
 
-/// Starts or stops the backup operator.
+/// Scales the backup operator to `count` replicas.
 async fn scale_backup_operator(sandbox: &Sandbox, count: usize) -> Result<()> {
     let replicas = format!("--replicas={count}");
     let scale = ["scale", "deployment/etcd-backup-operator", &replicas];
@@ -181,8 +181,8 @@ async fn scale_backup_operator(sandbox: &Sandbox, count: usize) -> Result<()> {
         .await
 }
 
-/// Without a backup operator, members are removed only after a user has waived the backup. The last backup is not older
-/// than the maximum age, but belongs to the cluster before the recovery.
+/// The last backup is recent, but belongs to the cluster ID before the recovery, and no backup operator runs. So the
+/// removal of members starts only after a waiver.
 async fn shrink_waits(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     scale_backup_operator(sandbox, 0).await?;
@@ -209,7 +209,7 @@ async fn shrink_waits(sandbox: &Sandbox) -> Result<()> {
     scale_backup_operator(sandbox, 1).await
 }
 
-/// The restore does not lock the cluster before a backup of its current data exists.
+/// The restore locks the cluster only after a backup of its current data.
 async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     let newest = keys.fill("later/", KEYS, |_| ()).await?;
@@ -248,7 +248,7 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
 #[tokio::test]
 async fn changes_wait_for_backup_or_waiver() {
     scenario("before_upgrade", async |sandbox| {
-        // A verification needs an image with etcdutl. The older release of etcd 3.5 on the nodes has none.
+        // The verification needs an image with etcdutl, which the older 3.5 release on the nodes does not have.
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;

@@ -53,7 +53,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
         "clusterID: {id}"
     );
 
-    // etcd, the pods and the status must name the same members.
+    // etcd, the pods and the status must list the same members.
     let members = keys.members().await?.into_iter();
     let mut members: Vec<String> = members.map(|(name, _)| name).collect();
     members.sort();
@@ -79,8 +79,8 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Members, their Services and the client Service have only addresses of the testbed's IP family. Without this check,
-/// tests for IPv6 could pass with IPv4 addresses.
+/// All members and Services have only addresses of the testbed's IP family. Without this check, tests for IPv6 could
+/// pass with IPv4.
 async fn ip_family(sandbox: &Sandbox) -> Result<()> {
     let Some(family) = sandbox.env.ip_family.as_deref() else {
         return Ok(());
@@ -105,7 +105,7 @@ async fn ip_family(sandbox: &Sandbox) -> Result<()> {
         let own = spec.cluster_ips.into_iter().flatten();
         addresses.extend(own.filter(|address| address != "None"));
     }
-    // The three pods, the three member Services and the client Service have at least seven addresses.
+    // Three pods, three member Services and the client Service have at least seven addresses.
     ensure!(addresses.len() >= 7, "{addresses:?}");
     for address in addresses {
         let is_ipv6 = address.parse::<IpAddr>()?.is_ipv6();
@@ -119,8 +119,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. At first, only the first member
-/// has a PVC. The PVC is deleted later, and the operator replaces its member while clients are served.
+/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. Then the PVC of the first member
+/// is deleted, and the operator replaces this member while clients are served.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;
@@ -136,8 +136,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // The test deletes only the PVC. Kubernetes keeps the PVC until the operator has replaced the member and its pod is
-    // deleted.
+    // Kubernetes keeps a deleted PVC while a pod uses it. So the PVC stays until the operator has replaced the member.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox

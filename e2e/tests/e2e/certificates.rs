@@ -1,4 +1,4 @@
-//! Shared functions for tests of clusters with static TLS Secrets.
+//! Shared functions of the tests with static TLS Secrets.
 
 use std::time::{Duration, Instant};
 
@@ -9,20 +9,19 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
-/// How often a test triggers the operator and the kubelets to read Secrets.
+/// The interval at which [`until_with_reads`] makes the operator and the kubelets read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// The pause between two polls. Each poll starts several processes, so the pause is longer than usual.
+/// The pause between two polls. It is longer than usual, because each poll starts several processes.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
 
-/// Lines under `spec` for TLS between members and for clients, with static Secrets.
+/// Lines under `spec` that enable TLS with static Secrets, for members and clients.
 pub(crate) const STATIC: &str = "  TLS:
     static:
       member: {peerSecret: peer, serverSecret: server}
       operatorSecret: operator
 ";
 
-/// The DNS names that the documentation of v1beta2 requires in certificates: the names of the pods and of the client
-/// Service.
+/// The DNS names that v1beta2 requires in certificates: the names of the pods and of the client Service.
 pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
     vec![
@@ -32,18 +31,18 @@ pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     ]
 }
 
-/// The DNS names for members with their own Services. The name of the client Service matches them as well.
+/// A DNS name that matches the Services of the members and the client Service.
 pub(crate) fn service_dns_names(sandbox: &Sandbox) -> Vec<String> {
     vec![format!("*.{}.svc", sandbox.namespace)]
 }
 
-/// The DNS name of the client Service, which clients require in the server certificate.
+/// The DNS name of the client Service, which clients verify.
 pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
     format!("{cluster}-client.{}.svc", sandbox.namespace)
 }
 
-/// Creates the Secrets `peer`, `server` and `operator` with certificates of one CA. The Secrets have the key names of
-/// v1beta2 or of cert-manager.
+/// Creates the Secrets `peer`, `server` and `operator` with certificates of one CA. Their keys are named as in v1beta2
+/// or as by cert-manager.
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],
@@ -71,13 +70,13 @@ pub(crate) async fn make_secrets(
     Ok(authority)
 }
 
-/// A TLS client with a certificate of this CA.
+/// The settings of a TLS client with a certificate of this CA.
 pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let own = authority.client()?;
     Ok(authority.identity(Some(&own), &client_name(sandbox, cluster)))
 }
 
-/// Waits until three members are ready, and `TLSReady` is true with a message that contains `says`.
+/// Waits until three members are ready, and `TLSReady` is True with `says` in its message.
 pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
     sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -91,8 +90,8 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
     .map(drop)
 }
 
-/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds instead of
-/// once a minute.
+/// Like [`until`], but makes the operator and the kubelets read the Secrets of the cluster `c` every few seconds.
+/// Without this, they read them once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -114,7 +113,7 @@ pub(crate) async fn until_with_reads<T>(
     .await
 }
 
-/// Deletes the pod of one of three members, scales the cluster to five members, and scales it back to three.
+/// Deletes the pod of one of three members, scales the cluster to five members, and scales it to three again.
 pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {
@@ -137,7 +136,7 @@ pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<St
         .collect())
 }
 
-/// Ensures that all URLs in the members' arguments use TLS, except the URL for metrics.
+/// Ensures that all URLs in the arguments of members use TLS. Only the URL for metrics may use plaintext.
 pub(crate) async fn urls_have_tls(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     for argument in arguments(sandbox, cluster).await? {
         ensure!(

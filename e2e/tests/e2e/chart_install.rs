@@ -1,5 +1,5 @@
-//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, least privilege, and the objects that remain after
-//! an uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
+//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after
+//! the uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
@@ -13,7 +13,7 @@ use crate::fixtures::{may, newest_version, root};
 const CLUSTER: &str = "example-etcd-cluster";
 const CLIENT: &str = "example-etcd-cluster-client";
 
-/// Rights to check: ServiceAccount, verb, resource, and whether the ServiceAccount must have the right.
+/// Permissions to check: ServiceAccount, verb, resource, and true if the ServiceAccount must have the permission.
 const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "create", "pods", true),
     (
@@ -32,7 +32,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "list", "secrets", false),
     ("etcd-operator", "create", "pods/exec", false),
     ("etcd-backup-operator", "get", "secrets", true),
-    // The backup operator creates a pod for each backup on a PVC.
+    // The backup operator creates a pod for each backup to a PVC.
     ("etcd-backup-operator", "create", "pods", true),
     ("etcd-backup-operator", "list", "pods", false),
     ("etcd-backup-operator", "create", "pods/exec", false),
@@ -66,7 +66,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
         "etcdclusters.etcd.database.coreos.com",
         false,
     ),
-    // The restore operator deletes the pods of failed seeds, and of clusters that an in-place restore replaces.
+    // The restore operator deletes failed seeds, and the members that a restore in place replaces.
     (
         "etcd-restore-operator",
         "delete",
@@ -91,7 +91,7 @@ async fn rights_are_minimal(sandbox: &Sandbox) -> Result<()> {
         let found = may(sandbox, account, verb, resource, &sandbox.namespace).await?;
         ensure!(
             found == *allowed,
-            "the right of {account} to {verb} {resource} is {found}, expected {allowed}"
+            "the permission of {account} to {verb} {resource} is {found}, expected {allowed}"
         );
     }
     Ok(())
@@ -109,7 +109,7 @@ async fn chart_upgrade_and_uninstall_leave_clusters_running() {
     .await;
 }
 
-/// Upgrades the Helm release. The test has installed the release without CRDs.
+/// Upgrades the release to install the CRDs too. The release was installed without CRDs.
 async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     let settings = ["--set", "crds.install=true", "--take-ownership"];
     let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
@@ -120,7 +120,7 @@ async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operators().await
 }
 
-/// Runs the example of v0.9.4. Only its version differs, because the nodes have no image of the old version.
+/// Runs the example of v0.9.4 with another version, because the nodes do not have its old image.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts version 3.2, and the status reports it as untested.
+    // The schema accepts 3.2.13, and the operator reports it as untested.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -140,8 +140,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of coreos/etcd-operator use two Services, which they find by name, and pods, which they find by label.
-    // All must exist.
+    // Clients of coreos/etcd-operator use two Services by name, and pods by label. All of them must exist.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -161,8 +160,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Uninstalls the operators. The cluster still serves clients, and the CRDs and objects remain. Operators that are
-/// installed again manage the cluster.
+/// Uninstalls the operators. The cluster still serves clients, and the CRDs and objects stay. Newly installed
+/// operators manage the cluster again.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;
@@ -223,7 +222,7 @@ async fn invalid_chart_values_are_rejected_by_schema() {
         ensure!(rules == 1, "{rules} PrometheusRules");
         let absent = rendered.matches("alert: EtcdOperatorAbsent").count();
         ensure!(absent == 3, "{absent} alerts on three operators");
-        // Operators of one namespace have no cluster-wide rights.
+        // Namespaced operators have no cluster-wide permissions.
         ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
     }

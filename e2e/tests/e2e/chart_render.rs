@@ -1,5 +1,5 @@
-//! Renders the chart with Helm. The inputs are the cases in `e2e/fixtures/chart/values.yaml`, and the values of the
-//! chart stable/etcd-operator. The tests need Helm, but no Kubernetes cluster.
+//! Renders the chart with Helm and the values in `e2e/fixtures/chart/values.yaml`, and with values of the chart
+//! stable/etcd-operator. These tests need no Kubernetes cluster.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,17 +12,17 @@ use tempfile::NamedTempFile;
 
 use crate::fixtures::root;
 
-/// A case in the fixture: values, and the expected result.
+/// A case of the fixture: values and the expected result.
 #[derive(Deserialize)]
 struct Case {
     #[serde(rename = "case")]
     name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
-    /// For each object, the expected values at JSON pointers. `None` if the object must not exist.
+    /// The expected values at JSON pointers, for each object. `None` if the object must not exist.
     #[serde(default)]
     expect: BTreeMap<String, Option<BTreeMap<String, Value>>>,
-    /// A part of the message with which Helm must reject the values. `None` if Helm must accept them.
+    /// A part of the message with which Helm rejects the values. `None` if Helm accepts them.
     error: Option<String>,
 }
 
@@ -35,15 +35,14 @@ fn read<T: serde::de::DeserializeOwned>(path: &str) -> Result<T> {
 /// The output of `helm template` with these values.
 async fn render(env: &Env, values: &Value) -> Result<String> {
     let mut file = NamedTempFile::new()?;
-    // The values are written as JSON: Helm reads YAML, and JSON is valid YAML.
+    // The values are JSON, which is also valid YAML.
     file.write_all(values.to_string().as_bytes())?;
     let (chart, file) = (env.chart.to_string_lossy(), file.path().to_string_lossy());
     let words = ["template", "x", &chart, "-n", "ns", "-f", &file];
     chart::helm(env, &words).await
 }
 
-/// The rendered objects, with KIND/NAME as keys. If several objects have the same kind and name, all except the first
-/// have NAMESPACE/KIND/NAME as keys.
+/// The rendered objects by KIND/NAME. Further objects with the same kind and name have the key NAMESPACE/KIND/NAME.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
     for object in chart::objects(rendered)? {
@@ -106,7 +105,7 @@ async fn every_chart_value_changes_rendered_objects() {
     }
 }
 
-/// Sets the value at a path such as `a.b.c`.
+/// Sets the value at a path such as `a.b.c` to "old".
 fn set(values: &mut Value, path: &str) {
     let mut keys: Vec<&str> = path.split('.').collect();
     let last = keys.pop().unwrap_or_default();

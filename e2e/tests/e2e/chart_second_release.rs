@@ -1,6 +1,5 @@
-//! A second release of the chart is installed in another namespace without special flags. It changes the installed CRDs
-//! only if they are older than its own. After the first release is uninstalled, the second release manages the
-//! namespace of the first release (`scopes.rs`).
+//! A second release of the chart is installed in another namespace, without special flags. It changes the CRDs only if
+//! they are older than its own. It still works after the first release is uninstalled.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -15,8 +14,7 @@ const CRDS: [&str; 3] = [
     "etcdrestores.etcd.database.coreos.com",
 ];
 
-/// Removes the annotations with which Helm records that a release owns the CRDs. Earlier tests may have left such
-/// annotations.
+/// Removes the annotations with which Helm records the release that owns the CRDs. Earlier tests may have set them.
 async fn forget_owner(sandbox: &Sandbox) -> Result<()> {
     for crd in CRDS {
         let words = [
@@ -66,14 +64,14 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Both releases can still be upgraded.
+    // Both releases can be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
 }
 
-/// If the installed CRDs are older, Helm rejects the second release. The message names the release that owns the CRDs,
-/// and that release must be upgraded first.
+/// If the installed CRDs are older, Helm rejects the second release. The message names the first release, which owns
+/// the CRDs and must be upgraded first.
 async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     let older = "app.kubernetes.io/version=0.0.1";
     let words = ["label", "crd", CRDS[0], older, "--overwrite"];
@@ -82,13 +80,12 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // The test has changed the label of the CRDs with kubectl. Helm needs the flag to change a field that another
-    // client has set.
+    // kubectl has set the label above, and Helm overrides values of another client only with this flag.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
 
-/// After the first release is uninstalled, the CRDs and the second release remain.
+/// After the first release is uninstalled, the CRDs stay and the second release works.
 async fn outlives_the_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     first.delete_cluster("c").await?;
     let uninstall = ["uninstall", RELEASE, "-n", &first.namespace, "--wait"];
@@ -112,8 +109,7 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// This module is named `alone` because the test changes the owner of the CRDs, on which other tests of the chart
-/// depend.
+/// The test runs in a module `alone`, because it changes the owner of the CRDs, on which other tests depend.
 mod alone {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{Sandbox, chart};
@@ -128,7 +124,7 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
-            // The uninstall also deletes the ClusterRoles.
+            // The uninstall also deletes the ClusterRoles, which do not belong to the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
             let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;

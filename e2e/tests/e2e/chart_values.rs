@@ -1,6 +1,5 @@
-//! Installs the operators with all optional objects and settings of the chart: other names, no fixed user, two
-//! replicas, PodDisruptionBudgets and NetworkPolicies. The operators manage a cluster, a backup and a restore. The
-//! testbed does not enforce NetworkPolicies, so the test checks only that they exist.
+//! Installs the operators with all optional objects and settings of the chart, and uses them. The testbed does not
+//! enforce NetworkPolicies, so the test only checks that they exist.
 
 use std::io::Write as _;
 
@@ -22,7 +21,7 @@ use tempfile::NamedTempFile;
 
 use crate::fixtures::cluster_with;
 
-/// The names of the operators' Deployments, PodDisruptionBudgets and NetworkPolicies.
+/// The names of the Deployments, PodDisruptionBudgets and NetworkPolicies.
 const NAMES: [&str; 3] = ["shop", "shop-backup", "shop-restore"];
 const REPLICAS: u8 = 2;
 const KEYS: usize = 50;
@@ -144,7 +143,7 @@ async fn manages(sandbox: &Sandbox) -> Result<()> {
     let manifest = cluster_with(&sandbox.env, "c", 1, policy)?;
     sandbox.apply(&manifest).await?;
     sandbox.await_members("c", 1).await?;
-    // The cluster's NetworkPolicy selects the operators by the labels that the chart values set.
+    // The NetworkPolicy of the cluster selects the operators by labels from the values of the chart.
     let operators = json!({ "matchLabels": {
         "app.kubernetes.io/instance": RELEASE, "app.kubernetes.io/name": "shop-etcd",
     } });

@@ -1,6 +1,5 @@
-//! Cluster-wide operators and operators of one namespace run in the same Kubernetes cluster. The annotation of an
-//! object selects the operators that manage it. If no operator manages an object, its status says so. The cluster-wide
-//! operators have their own cloud identity.
+//! Cluster-wide and namespaced operators run in the same Kubernetes cluster. The scope annotation of an object selects
+//! its operators. If no operator manages an object, its status reports this.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};
@@ -13,7 +12,7 @@ use crate::fixtures::{cluster, may, newest_version, root};
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
 
-/// The manifest of a cluster with one member. If `annotated` is true, the cluster has the scope annotation.
+/// The manifest of a cluster with one member, with or without the scope annotation.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     let plain = cluster(&sandbox.env, name, 1)?;
     if !annotated {
@@ -24,7 +23,7 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     Ok(plain.replacen(&line, &more, 1))
 }
 
-/// The project's example with the scope annotation, changed to one member and another name.
+/// The example with the scope annotation, with another name and one member.
 fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
     let path = root().join("examples/example-etcd-cluster-annotated.yaml");
     let text = std::fs::read_to_string(path)?;
@@ -35,7 +34,7 @@ fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
         .replace("version: 3.7.3", &version))
 }
 
-/// Waits until the condition `Managed` has this status and reason.
+/// Waits until the condition `Managed` has this status and reason, and returns its message.
 async fn await_managed(
     sandbox: &Sandbox,
     name: &str,
@@ -74,8 +73,8 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The cluster-wide operators manage all annotated objects and no others, both in the namespace of the namespaced
-/// operator and in a namespace without operators.
+/// Cluster-wide operators manage exactly the annotated objects, in the namespace of the namespaced operator and in a
+/// namespace without operators.
 async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     empty.apply(&example(empty, "handed")?).await?;
     empty.apply(&manifest(empty, "plain", false)?).await?;
@@ -92,7 +91,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // The message of the condition recommends this annotation.
+    // Sets the annotation that the message of the condition recommends.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
@@ -103,7 +102,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has rights in every namespace. The operator of one namespace has rights only there.
+/// The cluster-wide operator has permissions in every namespace, and the namespaced operator only in its own.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -123,15 +122,14 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
         let own = &operators.namespace;
         ensure!(
             allowed == expected,
-            "the right of {own} to {verb} {resource} in {namespace} is {allowed}, expected {expected}"
+            "the permission of {own} to {verb} {resource} in {namespace} is {allowed}, expected {expected}"
         );
     }
     Ok(())
 }
 
-/// The cluster-wide operators connect only to clusters in the namespace of the object that they reconcile. The cluster
-/// `own` in the other namespace has neither TLS nor authentication, so only this check in the operators protects the
-/// cluster.
+/// The operators connect only to clusters in the namespace of the object that they reconcile. The cluster `own` in
+/// another namespace has neither TLS nor authentication, so only this check protects it.
 async fn have_no_access_to_other_namespaces(
     grant: &Grant,
     tenant: &Sandbox,
@@ -220,7 +218,7 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The uninstall must also delete the cluster-scoped objects: ClusterRoles and admission policies.
+            // The uninstall also deletes the cluster-scoped ClusterRoles and admission policies.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

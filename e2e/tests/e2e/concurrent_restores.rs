@@ -1,5 +1,5 @@
-//! Two EtcdRestores restore into the same cluster at the same time: first into a new cluster, then into an existing
-//! cluster. `restore_sources.rs` runs these steps.
+//! Two EtcdRestores restore into the same cluster at the same time: into a new cluster, then in place.
+//! `restore_sources.rs` calls these functions.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
@@ -14,7 +14,8 @@ use kube::api::{DynamicObject, ListParams};
 use crate::restore_in_place::RESTORE_LOCK;
 use crate::restore_sources::Sources;
 
-/// Restores two backups into one cluster at the same time, by the EtcdRestores `{prefix}-early` and `{prefix}-late`.
+/// Creates the EtcdRestores `{prefix}-early` and `{prefix}-late` at the same time. They restore different backups into
+/// the cluster `into`.
 async fn restore_both(
     sandbox: &Sandbox,
     sources: &Sources,
@@ -49,8 +50,8 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     .await
 }
 
-/// Ensures that the EtcdRestore was rejected because of the other EtcdRestore. Its message must contain one of the
-/// texts in `why`, and it must have no finalizer.
+/// Ensures that the EtcdRestore failed because of the other EtcdRestore, with one of the texts `why` in its message.
+/// It must have no finalizer, because it owns nothing.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
@@ -60,7 +61,7 @@ fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the seed of this restore has no pod, PVC or Service left.
+/// Waits until the pod, the PVC and the Service of the restore's seed are deleted.
 async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()> {
     let Some(seed) = field(restore, "/status/seed/member").as_str() else {
         return Ok(());
@@ -84,8 +85,7 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
     .await
 }
 
-/// Ensures that the cluster has one member, one volume, no restore lock, and exactly the data of the winner's backup.
-/// The cluster ID must be the same in all statuses.
+/// Ensures that the cluster has one pod, one volume, no restore lock, and exactly the data of the winner's backup.
 async fn ensure_one_backup_restored(
     sandbox: &Sandbox,
     cluster: &str,
@@ -95,7 +95,7 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // Until the cluster operator reconciles the EtcdCluster, the status still describes the previous cluster.
+    // Until the operator reconciles the EtcdCluster, its status describes the replaced cluster.
     await_object(
         &clusters,
         cluster,
@@ -135,7 +135,7 @@ async fn ensure_one_backup_restored(
     Ok(is)
 }
 
-/// One of two EtcdRestores creates the cluster, and the other is rejected.
+/// One of two EtcdRestores creates the cluster, and the operator rejects the other.
 pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let [early, late] = restore_both(sandbox, sources, "new", "f", "").await?;
     let is_complete = |object: &DynamicObject| has_condition(object, "Complete", "True");
@@ -147,7 +147,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // A rejected EtcdRestore owns no objects, so its deletion must not delete anything else.
+    // The rejected EtcdRestore owns no objects, so deleting it must not change the cluster.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)
@@ -155,15 +155,16 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
         .map(drop)
 }
 
-/// Exactly one of the two backups is restored over the cluster `c`.
+/// Two EtcdRestores restore in place over the cluster `c`. The cluster has the data of the last restore that
+/// completed.
 pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let both = restore_both(sandbox, sources, "over", "c", "  overwrite: true\n").await?;
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // If the second restore starts after the first restore is complete, both complete. The cluster then has the data of
-    // the second restore, so the sort puts the second restore last.
+    // If the second restore starts after the first is complete, both complete. The second restore then determines the
+    // data, so the sort puts it last.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

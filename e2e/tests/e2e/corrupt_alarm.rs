@@ -1,8 +1,7 @@
-//! etcd raises the alarm CORRUPT for one member, and rejects every write. The operator replaces this member and disarms
-//! the alarm. Then the cluster accepts writes again.
+//! etcd raises the alarm CORRUPT for a member and rejects all writes. The operator replaces the member and disarms the
+//! alarm, and the cluster accepts writes again.
 //!
-//! The test raises the alarm with the request that etcd's own check uses, because only a defect in etcd could make the
-//! data differ.
+//! The test raises the alarm with a request, because only a defect of etcd could make the data of members differ.
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, follower, members};

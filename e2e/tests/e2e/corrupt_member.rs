@@ -1,4 +1,4 @@
-//! A member cannot start on its damaged data. The operator replaces the member and its volume.
+//! A member cannot start, because its data is damaged. The operator replaces the member and its volume.
 
 use anyhow::{Context, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::{SelectMember, await_one_volume_per_member};
 
-/// What the test overwrites: the first records of each WAL file of a follower, or the first pages of the leader's
-/// database.
+/// The data that the test overwrites: the first records of the WAL files of a follower, then the first pages of the
+/// leader's database.
 const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
@@ -27,8 +27,7 @@ async fn member_with_damaged_data_is_replaced() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = sandbox.volume_directory(&victim).await?;
-            // The containers are stopped before the damage, because a running member would overwrite the damaged files
-            // when it ends.
+            // The containers are frozen before the damage, because a running member would overwrite the damaged files.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(

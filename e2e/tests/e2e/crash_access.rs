@@ -1,6 +1,5 @@
-//! The operator crashes before it writes certificates, passwords and network policies. The next process continues from
-//! the state that it finds. The tests in `full` crash before each of these writes, and `tls_rotation_generated` crashes
-//! during a rotation.
+//! The operator crashes before it writes certificates, passwords and network policies, and the next process continues.
+//! The tests in `full` crash before each of these writes. `tls_rotation_generated.rs` has crashes during a rotation.
 
 use std::cell::Cell;
 
@@ -15,35 +14,35 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
-/// Failpoints before the writes for a new cluster with certificates.
+/// Failpoints before the writes for a new cluster with generated certificates.
 const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// Failpoints before the writes during a rotation of the authorities.
+/// Failpoints before the writes of a rotation of the CAs.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The failpoint before the write that follows the loss of an authority's trust bundle.
+/// The failpoint before the write that adds a CA again after its trust bundle was lost.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
-/// The failpoint before the write that adds the missing label to a Secret.
+/// The failpoint before the write that adds a missing label to a Secret.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// The failpoint before the write that follows the removal of a member with its own certificates.
+/// The failpoint before the write that deletes the certificates of a removed member.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
 /// Failpoints before the writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The failpoint before the write that follows a new password in the Secret.
+/// The failpoint before the change of a password in etcd, after the Secret has a new password.
 const PASSWORD: &[&str] = &["before-change-password"];
 /// Failpoints before the writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
-/// The failpoints of the tests in this file.
+/// All failpoints of the tests in this file.
 pub(crate) const POINTS: [&[&str]; 10] = [
     ISSUING,
     ROTATION,
@@ -69,21 +68,21 @@ fn password(round: usize) -> String {
     format!("correct-horse-round-{round}")
 }
 
-/// A client of cluster `c` that does not log in.
+/// A client of the cluster `c` without a login.
 async fn anonymous(sandbox: &Sandbox) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let identity = client(sandbox, "c").await?;
     Keyspace::of_tls_cluster(env, namespace, "c", &identity).await
 }
 
-/// A client of cluster `c` that is logged in as root.
+/// A client of the cluster `c` that has logged in as root.
 async fn root(sandbox: &Sandbox, password: &str) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let identity = client(sandbox, "c").await?;
     Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, ("root", password)).await
 }
 
-/// Waits until root can log in with this password, and reads the keys.
+/// Waits until etcd accepts this password for root, and reads all keys.
 async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     let keys = until("etcd accepts the password", DEADLINE, async || {
         Ok(Poll::Done(root(sandbox, password).await?))
@@ -92,12 +91,12 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The crashes leave these states:
+/// The operator crashes in these states:
 ///
-/// - The Secrets of the authorities exist, but no Secret with a certificate.
-/// - etcd has a user root, but authentication is disabled.
-/// - Two passwords are recorded, of which etcd accepts one.
-/// - Passwords are recorded, but authentication is disabled.
+/// - Secrets with CAs exist, but no Secret with a certificate.
+/// - etcd has the user root, but authentication is disabled.
+/// - The operator has recorded two passwords, and etcd accepts one of them.
+/// - The operator has recorded passwords, but authentication is disabled.
 #[tokio::test]
 async fn clients_keep_access_after_operator_crashes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
@@ -175,8 +174,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // The names of all clusters that the test has created so far. Each call creates a new cluster, because an
-            // existing cluster may already have passed the failpoint.
+            // The names of the clusters that this closure has created. Each call creates a new cluster, because an
+            // existing cluster may have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator
@@ -297,8 +296,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // While authentication is disabled, etcd does not use the password. Only the first call waits for
-                    // the new password, because the operator crashes before later passwords reach etcd.
+                    // Only the first call waits until etcd accepts the password. Later passwords do not reach etcd,
+                    // because the operator crashes before.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -314,8 +313,7 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // The operator reaches this failpoint only when it deletes a policy, so the policy must exist
-                    // first.
+                    // The policy must exist, because the operator reaches the failpoint only when it deletes a policy.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

@@ -1,4 +1,4 @@
-//! Runs the queries of the chart's Grafana dashboards in Prometheus, and draws the dashboards. `monitoring.rs` uses
+//! Runs the queries of the chart's Grafana dashboards in Prometheus, and draws the dashboards. `monitoring.rs` calls
 //! these functions.
 
 use std::collections::BTreeSet;
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::fixtures::root;
 
-/// The label by which Grafana's sidecar finds dashboards.
+/// The label by which Grafana's sidecar selects dashboards.
 const LABEL: &str = "grafana_dashboard=1";
-/// Metrics of events that the test does not cause, each with the reason. A query with such a metric may return no data.
+/// Metrics of events that do not happen in this test, each with the reason. Their queries may return no data.
 const WITHOUT_EVENTS: [(&str, &str); 2] = [
     (
         "etcd_operator_cluster_reconcile_failed_total",
@@ -28,18 +28,18 @@ const WITHOUT_EVENTS: [(&str, &str); 2] = [
     ),
 ];
 
-/// The interval of rates in the pictures, for scrapes once a second.
+/// The range of rates in the pictures. It is short, because Prometheus scrapes every second.
 const PICTURE_INTERVAL: &str = "15s";
-/// If this variable is set, the pictures and the outputs of commands in `docs` are replaced.
+/// If this variable is set, the test replaces pictures and outputs of commands in `docs`.
 const UPDATE: &str = "UPDATE";
-/// The beginning of the names of the files in the chart's ConfigMaps.
+/// The prefix of the file names in the chart's ConfigMaps.
 const PREFIX: &str = "etcd-operator-";
 /// The folder of the pictures.
 const PICTURES: &str = "docs/pictures";
 
-/// A dashboard of the release.
+/// A dashboard of the chart.
 struct Dashboard {
-    /// The name of its file in the chart, without the extension.
+    /// The file name in the chart, without the prefix and the extension.
     name: String,
     content: Value,
 }
@@ -50,15 +50,15 @@ impl Dashboard {
     }
 }
 
-/// A query of a dashboard, or of a variable.
+/// A query of a panel or of a variable.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Query {
-    /// The file and the panel or variable.
+    /// The file, and the title of the panel or the name of the variable.
     place: String,
     expression: String,
 }
 
-/// Replaces the variables of Grafana. `interval` is the range of rates.
+/// Replaces Grafana's variables in an expression. `interval` is the range of rates.
 fn filled(sandbox: &Sandbox, cluster: &str, interval: &str, expression: &str) -> String {
     let values = [
         ("$__rate_interval", interval),
@@ -70,7 +70,7 @@ fn filled(sandbox: &Sandbox, cluster: &str, interval: &str, expression: &str) ->
     values.into_iter().fold(expression.to_owned(), fill)
 }
 
-/// The query for the values of a variable, in the form `label_values(SERIES, LABEL)`.
+/// Converts the query of a variable, `label_values(SERIES, LABEL)`, to a query that Prometheus understands.
 fn query_of_variable(text: &str) -> Result<String> {
     let inside = text.strip_prefix("label_values(");
     let inside = inside.and_then(|text| text.strip_suffix(')'));
@@ -79,7 +79,7 @@ fn query_of_variable(text: &str) -> Result<String> {
     Ok(format!("count by ({label}) ({series})"))
 }
 
-/// The dashboards of the release.
+/// The dashboards in the namespace.
 async fn dashboards(sandbox: &Sandbox) -> Result<Vec<Dashboard>> {
     let found = sandbox.api::<ConfigMap>();
     let found = found.list(&ListParams::default().labels(LABEL)).await?;
@@ -95,7 +95,7 @@ async fn dashboards(sandbox: &Sandbox) -> Result<Vec<Dashboard>> {
     Ok(all)
 }
 
-/// The queries of all dashboards. The interval is longer than the test, so that rates include all faults.
+/// The queries of all dashboards. The range of rates is longer than the test, so that it includes all faults.
 fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result<BTreeSet<Query>> {
     let mut all = BTreeSet::new();
     let mut add = |place: String, expression: &str| {
@@ -120,7 +120,7 @@ fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result
     Ok(all)
 }
 
-/// Waits until every query has returned data. Panels about members show this cluster.
+/// Waits until every query returns data. Panels about members show this cluster.
 pub(crate) async fn have_data(
     sandbox: &Sandbox,
     prometheus: &Prometheus,
@@ -152,15 +152,15 @@ pub(crate) async fn have_data(
     .await
 }
 
-/// True if the panel uses a metric of [`WITHOUT_EVENTS`], and therefore may have no data.
+/// True if the panel uses a metric of [`WITHOUT_EVENTS`].
 fn may_be_empty(panel: &Value) -> bool {
     let targets = panel["targets"].to_string();
     let mut metrics = WITHOUT_EVENTS.iter();
     metrics.any(|(metric, _)| targets.contains(metric))
 }
 
-/// Draws every dashboard with the data since `start`, and checks that no panel is empty. Panels about members show this
-/// cluster. If [`UPDATE`] is set, the pictures in `docs` are replaced.
+/// Draws every dashboard with the data since `start`, and checks that no panel is empty. Panels about members show
+/// this cluster. If [`UPDATE`] is set, replaces the pictures in `docs`.
 pub(crate) async fn are_drawn(
     sandbox: &Sandbox,
     prometheus: &Prometheus,
@@ -192,8 +192,8 @@ pub(crate) async fn are_drawn(
     Ok(())
 }
 
-/// Checks that a page of `docs` has a place for the output of this command. If [`UPDATE`] is set, the output in the
-/// page is replaced.
+/// Checks that a page of `docs` has a code block for the output of this command. If [`UPDATE`] is set, replaces the
+/// output.
 pub(crate) fn show(page: &str, command: &str, output: &str) -> Result<()> {
     let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(&path).with_context(|| page.to_owned())?;

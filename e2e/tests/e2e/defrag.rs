@@ -1,5 +1,5 @@
-//! A database with much free space is defragmented while clients write. Members are defragmented one at a time. The
-//! leader comes last, after it has transferred its leadership.
+//! Members with much free space in their database are defragmented one at a time, while clients write. The leader
+//! transfers its leadership and is defragmented last.
 
 use std::collections::BTreeSet;
 
@@ -23,17 +23,17 @@ const DURABLE: &str = "  pod:
       resources: {requests: {storage: 256Mi}}
 ";
 
-/// The size of the values that the test writes and then deletes, in MiB.
+/// The total size of the values that the test writes and deletes, in MiB.
 const FREE: i64 = 32;
 
-/// The label of a pod by which the client Service selects its endpoints.
+/// The pod label by which the client Service selects its endpoints.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
-/// Invariant 22: a member is not an endpoint of the client Service while it is defragmented.
+/// Invariant 22: during its defragmentation, a member is not an endpoint of the client Service.
 ///
-/// Returns the members that were removed from the endpoints, when all members are endpoints again. Watches each change
-/// of the pods after the version `since`, because a poll could miss a short removal.
+/// Waits until every member was removed from the endpoints and added again, and returns the removed members. Watches
+/// all changes after `since`, because a poll could miss a short removal.
 async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -66,14 +66,13 @@ async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeS
     Ok(all)
 }
 
-/// The number of leader changes that this member has seen.
+/// The number of leader changes that this member has observed.
 async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     let page = Page::of_member(sandbox, member).await?;
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
 }
 
-/// Waits until every member has freed space in its database by a compaction. Members compact independently of each
-/// other.
+/// Waits until each member has freed space in its database. Each member compacts its database at its own time.
 async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
     until("every member has free space", DEADLINE, async || {
         for member in members {
@@ -137,7 +136,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");
         for pair in members.windows(2) {
-            // Both times are in UTC and have the same format, so their texts can be compared.
+            // Times in UTC with the same format can be compared as texts.
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
             ensure!(
                 ended.as_str() <= began.as_str(),
@@ -152,8 +151,8 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // On a busy machine, there may be additional elections. The leader may then change during the defragmentations,
-        // so their order is not checked.
+        // The order is checked only without additional elections, because the leader may change during the
+        // defragmentations.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),

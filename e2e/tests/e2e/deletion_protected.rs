@@ -1,6 +1,5 @@
-//! `spec.protected`: the API server rejects the deletion of an EtcdCluster and of its namespace, because the chart has
-//! installed two ValidatingAdmissionPolicies. The operators do not read the field, so the test installs the chart
-//! without operators.
+//! `spec.protected`: ValidatingAdmissionPolicies of the chart reject the deletion of an EtcdCluster and of its
+//! namespace. The operators do not read this field, so none are installed.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::Kind;
@@ -13,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
-/// Chart values that install only the policies. The CRDs are installed once for all tests.
+/// Chart values that install only the policies. The CRDs are already installed.
 const WITHOUT_OPERATORS: [&str; 8] = [
     "--set",
     "crds.install=false",
@@ -25,21 +24,21 @@ const WITHOUT_OPERATORS: [&str; 8] = [
     "restoreOperator.enabled=false",
 ];
 const POLICY: &str = "kind: ValidatingAdmissionPolicy\n";
-/// A restore that no operator starts. The restore owns the cluster `unfinished`.
+/// An EtcdRestore that owns the cluster `unfinished`. No operator runs, so the restore does not start.
 const RESTORE: &str = "apiVersion: etcd.database.coreos.com/v1beta2
 kind: EtcdRestore
 metadata: {name: unfinished}
 spec: {etcdCluster: {name: unfinished}, backupStorageType: S3, s3: {path: bucket/key}}
 ";
 
-/// The message with which the policy rejects the deletion of the cluster.
+/// The message that rejects the deletion of the cluster.
 fn rejection(name: &str) -> String {
     format!(
         "EtcdCluster {name} is protected: set spec.protected to false, then delete the EtcdCluster again"
     )
 }
 
-/// The message with which the policy rejects the deletion of the namespace of the cluster.
+/// The message that rejects the deletion of the namespace.
 fn namespace_rejection(namespace: &str, name: &str) -> String {
     format!(
         "Namespace {namespace} contains the protected EtcdCluster {name}: set spec.protected of this EtcdCluster to \
@@ -58,8 +57,8 @@ async fn exists(sandbox: &Sandbox, name: &str) -> Result<bool> {
     Ok(found.is_some())
 }
 
-/// Runs `kubectl delete`. Returns the error message if a policy rejects the deletion, and `None` if the API server
-/// accepts the deletion.
+/// Runs `kubectl delete`. Returns the message if a policy rejects the deletion, or `None` if the API server accepts
+/// it.
 async fn rejected_deletion(sandbox: &Sandbox, words: &[&str]) -> Result<Option<String>> {
     match sandbox.kubectl(&[&["delete"][..], words].concat()).await {
         Ok(_) => Ok(None),
@@ -75,8 +74,8 @@ async fn rejected_deletion(sandbox: &Sandbox, words: &[&str]) -> Result<Option<S
     }
 }
 
-/// Waits until a policy rejects the deletion of the object with this message. Deletes nothing. The API server enforces
-/// a new policy only after it has read the policy and the EtcdClusters from its own watches.
+/// Waits until a policy rejects a dry run of the deletion with this message. The API server enforces a policy only
+/// after its watches have reported the policy and the EtcdClusters.
 async fn await_rejection(sandbox: &Sandbox, [kind, name]: [&str; 2], message: &str) -> Result<()> {
     let what = format!("the deletion of {kind} {name} is rejected");
     let words = [kind, name, "--dry-run=server"];
@@ -130,7 +129,7 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The deletion of the namespace: while the namespace contains a protected cluster, the deletion does not begin.
+/// The API server rejects the deletion of a namespace that contains a protected cluster.
 async fn namespace_is_rejected(sandbox: &Sandbox) -> Result<()> {
     let name = sandbox.namespace.as_str();
     let words = ["namespace", name, "--wait=false"];
@@ -148,8 +147,8 @@ async fn namespace_is_rejected(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Creates a protected cluster that a restore owns. Until the handover, the EtcdRestore owns the cluster that it
-/// creates.
+/// Creates a protected cluster that an EtcdRestore owns. A restore owns the cluster that it creates until it hands the
+/// cluster over to the cluster operator.
 async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(RESTORE).await?;
     let restore = sandbox.objects(Kind::EtcdRestore).get("unfinished").await?;
@@ -163,18 +162,18 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// The deletion of objects without protection: a cluster that was never protected, a cluster that is no longer
-/// protected, the unfinished cluster of a restore, and a namespace with such clusters.
+/// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of
+/// a namespace with such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
-    // The request for the collection may have deleted the clusters without protection.
+    // The earlier request for the collection may have deleted these clusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())
         .await?;
     create_unfinished(sandbox).await?;
     protect(sandbox, "b-protected", false).await?;
-    // The API server checks the namespace with its own watch of the EtcdClusters. When this watch has reported the last
-    // change, it has also reported the unfinished cluster.
+    // The API server checks the namespace with its own watch of EtcdClusters, so the test waits until the watch has
+    // reported all changes.
     let words = ["namespace", &sandbox.namespace, "--dry-run=server"];
     until(
         "the deletion of the namespace is accepted",
@@ -198,8 +197,7 @@ async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The policies do not delay the deletion of the namespace after the API server has accepted it. The unfinished cluster
-/// of the restore is deleted too.
+/// After the API server has accepted it, the deletion of the namespace completes and includes the unfinished cluster.
 async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
     ensure!(
         exists(sandbox, "unfinished").await?,
@@ -222,7 +220,7 @@ async fn deletion_protected() {
     .await;
 }
 
-/// Renders the chart for an API server with these kinds. Without kinds, Helm renders the chart without an API server.
+/// Renders the chart for an API server that supports these kinds. Without kinds, Helm assumes its default kinds.
 async fn rendered(env: &Env, kinds: &[&str]) -> Result<String> {
     let path = env.chart.to_string_lossy();
     let mut words = vec!["template", "x", &path];

@@ -1,5 +1,5 @@
-//! DNS caches its answers for 30 s, also answers that a name does not exist. kubeadm before 1.33 and NodeLocal DNS use
-//! such caches. `node_reboot.rs` runs this step.
+//! DNS caches answers for 30 s, including the answer that a name does not exist. kubeadm before 1.33 and NodeLocal DNS
+//! have such caches. `node_reboot.rs` calls this function.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{leader, ready_members};
@@ -9,8 +9,7 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_reboot::serve;
 
-/// A cluster forms, another cluster grows, and members are lost. `cargo xtask bench --dns cache30` measures how long
-/// this takes.
+/// Forms a cluster, scales another cluster, and deletes pods. `cargo xtask bench --dns cache30` measures the duration.
 pub(crate) async fn names_change_with_dns_cache(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -21,8 +20,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let fresh = sandbox.await_members("fresh", 3).await.context("fresh")?;
     let writer = Writer::start(sandbox, "fresh").await?;
 
-    // New members have new names. DNS may have cached that these names do not exist, and members must join
-    // nevertheless.
+    // DNS may have cached that the names of new members do not exist. The members must still join.
     let victim = leader(&fresh)?;
     sandbox.lose_pod("fresh", &victim).await?;
     sandbox.scale("durable", 4).await?;
@@ -32,7 +30,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let before = sandbox.await_members("durable", 4).await;
     let before = before.context("durable")?;
 
-    // The pod of this member gets a new address, but keeps its name. DNS may have cached the old address.
+    // The new pod of this member has another IP address. DNS may have cached the old address.
     sandbox.lose_pod("durable", &leader(&before)?).await?;
     let after = sandbox
         .await_members("durable", 4)

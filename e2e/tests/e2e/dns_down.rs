@@ -1,10 +1,10 @@
-//! The DNS of the Kubernetes cluster is down (a step of `node_reboot.rs`). During the outage:
+//! The DNS of the Kubernetes cluster is stopped, as a step of `node_reboot.rs`. During the outage:
 //!
-//! - Running members continue, because their connections exist. Clients that are connected or know an address are
-//!   served. If a follower is lost, the other members remain a quorum.
-//! - The operator stays ready. It does not change members that it cannot reach.
-//! - The operator immediately creates a lost pod again on its volume, because this needs only the Kubernetes API. etcd
-//!   in the new pod connects to the other members when DNS works again.
+//! - Members keep their connections. Clients that are connected or know an IP address are served, even if a follower
+//!   is lost.
+//! - The operator stays ready, and does not change members to which it cannot connect.
+//! - If a pod is lost, the operator recreates it at once on its volume, because this needs only the Kubernetes API.
+//!   etcd in this pod connects to the other members after the outage.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::follower;

@@ -1,5 +1,5 @@
-//! An administrator drains a node. The disruption budget admits one eviction at a time, and the cluster continues to
-//! serve. `node_loss.rs` runs this step.
+//! An administrator drains a node. The PodDisruptionBudgets allow one eviction at a time, so the clusters keep their
+//! quorum. `node_loss.rs` calls this function.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, members, node_of};
@@ -11,8 +11,8 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_loss::members_on;
 
-/// Drains a node that runs two of three members with volumes, and all members of a cluster without volumes. If all
-/// members on the node were evicted at the same time, both clusters would lose their quorum.
+/// Drains a node with two of three members of one cluster, and with all members of another cluster. Without
+/// PodDisruptionBudgets, both clusters would lose their quorum.
 pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let before = sandbox.await_members("durable", 3).await?;
     let node_with_two_members = node_with_two_members(sandbox, "durable").await?;
@@ -34,7 +34,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // The status may still list pods that are already deleted, so the test waits.
+    // The status may still list deleted members, so the test waits.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {
@@ -55,7 +55,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
             "{ended} pods were terminated, expected {expected}"
         );
     }
-    // A member with a volume moves to another node, and a member without a volume is replaced.
+    // A member with a volume moves to another node with its name and ID. A member without a volume is replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
     sandbox
         .kubectl(&["uncordon", &node_with_two_members])
@@ -65,7 +65,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
     budget_as_before(sandbox).await
 }
 
-/// Creates a cluster without volumes whose members are all on this node. Starts a client that writes.
+/// Creates a cluster without volumes whose members all run on this node, and starts a client that writes.
 async fn pack(sandbox: &Sandbox, testbed: &Testbed<'_>, node: &str) -> Result<Writer> {
     let nodes = testbed.nodes();
     let others = nodes.iter().map(String::as_str);
@@ -91,7 +91,8 @@ async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<Strin
         .with_context(|| format!("no node has two members: {nodes:?}"))
 }
 
-/// Drains the node as the Kubernetes documentation describes. `kubectl drain` retries evictions that a budget denies.
+/// Drains the node as in the Kubernetes documentation. `kubectl drain` retries evictions that a PodDisruptionBudget
+/// denies.
 async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
     let args = ["drain", node, "--ignore-daemonsets"];
     let more = ["--delete-emptydir-data", "--timeout=300s"];

@@ -1,5 +1,5 @@
-//! Encrypted backups: the stored objects reveal no data, backups of an old and of a new key are restored, and backups
-//! with a missing key or without encryption are rejected.
+//! Encrypted backups: stored objects reveal no data, backups with an old and a new key are restored, and backups with
+//! a missing key or without encryption are rejected.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +17,7 @@ use crate::bad_input::await_waiting;
 use crate::fixtures::cluster;
 use crate::restore_sources::{await_equal_restore, filled_cluster};
 
-/// A value that must not occur in an encrypted object.
+/// A value of the cluster that must not occur in an encrypted backup.
 const MARK: &str = "a value that must not occur in the store";
 const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OLD_ID: &str = "a62e0f7753a4df18";
@@ -91,7 +91,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     })
     .await?;
 
-    // The new key is added to the Secret, and the old key stays.
+    // The Secret keeps the old key and gets the new key.
     let two = keys_secret("keys", &[("2026", OLD_KEY), ("2027", NEW_KEY)]);
     sandbox.apply(&two).await?;
     let path = format!("{}/etcd/ambiguous", bucket.name);
@@ -121,7 +121,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -> Result<()> {
-    // The EtcdRestore `from-old` names no Secret: the restore operator uses the Secret that the EtcdBackup `old` names.
+    // `from-old` has no `encryption`, so the restore operator uses the Secret from the EtcdBackup `old`.
     let by_name = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: from-old}\nspec:\n  \
                    etcdCluster: {name: from-old}\n  backup: {name: old}\n";
     let path = format!("{}/etcd/new", bucket.name);
@@ -141,7 +141,7 @@ async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -
     Ok(())
 }
 
-/// The backup pod and the pod of the verification mount the Secret.
+/// The backup pod and the verification pod mount the Secret with the keys.
 async fn on_a_pvc(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(BACKUP_PVC).await?;
     let more =
@@ -157,7 +157,7 @@ async fn on_a_pvc(sandbox: &Sandbox) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until a restore has this problem, and ensures that the message contains the texts.
+/// Waits until the restore has this reason, and ensures that the message contains all fragments.
 async fn await_problem(
     sandbox: &Sandbox,
     name: &str,
@@ -178,7 +178,8 @@ async fn await_problem(
     Ok(())
 }
 
-/// A restore without the key reports the ID of the key. When the key is added under any name, the restore continues.
+/// A restore without the key reports the ID of the missing key. It continues when the Secret has this key under any
+/// name.
 async fn missing_key_is_reported(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -210,8 +211,8 @@ async fn missing_key_is_reported(
     Ok(())
 }
 
-/// Replaces the backup `new` and its manifest by the backup `by`, as an attacker with write access to the bucket can
-/// do.
+/// Overwrites the backup `new` and its manifest with the backup `by`, like an attacker with write access to the
+/// bucket.
 async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     for suffix in ["", ".manifest.json"] {
         let content = bucket.read(&format!("etcd/{by}{suffix}")).await?;
@@ -220,8 +221,8 @@ async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     Ok(())
 }
 
-/// A restore rejects a backup without encryption. A restore by name also rejects an older encrypted backup, although
-/// the Secret contains its key (invariant 34).
+/// Invariant 34: a restore by the name of an EtcdBackup rejects an older encrypted backup, even if the Secret has its
+/// key. Every restore rejects a backup without encryption.
 async fn replaced_backup_is_rejected(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let by_name = |name: &str| {
         format!(

@@ -1,5 +1,5 @@
-//! `spec.pod.etcdEnv` cannot set etcd flags that the operator sets. For example, with `ETCD_FORCE_NEW_CLUSTER` a
-//! healthy cluster of three would lose two members and their volumes.
+//! `spec.pod.etcdEnv` must not override flags that the operator sets. `ETCD_FORCE_NEW_CLUSTER`, for example, would
+//! remove two of three members.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::volume_growth::claims;
 
 const KEYS: usize = 50;
 const PREFIX: &str = "etcd-env";
-/// The operator must allow this variable, because v1beta2 has no field for the option.
+/// The operator must accept this variable, because v1beta2 has no field for this option.
 const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
 
 async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
@@ -25,7 +25,7 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
     sandbox.kubectl(&words).await
 }
 
-/// The number of restarts of each pod by UID, and the UIDs of all PVCs.
+/// The restarts of each pod by its UID, and the UIDs of all PVCs with 0.
 async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
     let kept = claims.iter().map(|claim| &claim.metadata);
@@ -41,8 +41,7 @@ async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     Ok(pods.chain(claims).collect())
 }
 
-/// A snapshot of the cluster: restarts and UIDs of pods and PVCs, the cluster ID, and the members with their learner
-/// flags.
+/// Restarts and UIDs of pods and PVCs, the cluster ID, and the members with their learner flags.
 type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
 async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {

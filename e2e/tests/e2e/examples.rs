@@ -1,5 +1,5 @@
-//! Every example is created on the API server, the operators accept it, and it is deleted. A quota admits no pods of
-//! members, because all examples together would need dozens of them.
+//! The API server creates every example, the operators accept it, and it is deleted. A quota prevents the pods of
+//! members, because all examples together would need dozens of pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::fixtures::manifests;
 
-/// The reasons with which the operators refuse a spec.
+/// The reasons with which the operators reject a spec.
 const REFUSALS: [&str; 8] = [
     "HibernationRefused",
     "InvalidSchedule",
@@ -26,7 +26,7 @@ const REFUSALS: [&str; 8] = [
 ];
 const SCOPE: &str = "/metadata/annotations/etcd.database.coreos.com~1scope";
 
-/// The examples as one manifest, and their objects.
+/// All examples as one manifest, and as objects.
 fn examples() -> Result<(String, Vec<Value>)> {
     let texts: Vec<String> = manifests("examples")?
         .iter()
@@ -47,7 +47,7 @@ async fn kubectl_with(sandbox: &Sandbox, words: &[&str], manifest: &str) -> Resu
 }
 
 async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result<()> {
-    // The quota allows three pods, and the operators use all three. So no member can start.
+    // The three operator pods use up the quota, so no member can start.
     let quota =
         json!({ "metadata": { "name": "no-members" }, "spec": { "hard": { "pods": "3" } } });
     let quota: ResourceQuota = serde_json::from_value(quota)?;
@@ -74,7 +74,7 @@ async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result
     Ok(())
 }
 
-/// Waits until an operator has reconciled the object. No condition may have the reason of a refusal.
+/// Waits until an operator manages the object. Ensures that no condition has a reason of [`REFUSALS`].
 async fn is_accepted(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
     let api = sandbox.objects(kind);
     let found = await_object(&api, name, "Managed", DEADLINE, |object| {
@@ -98,7 +98,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdRestore") => Kind::EtcdRestore,
             _ => continue,
         };
-        // The operators of one namespace ignore objects with the scope annotation. `clusterwide.rs` tests that example.
+        // Namespaced operators ignore the example with the scope annotation. `clusterwide.rs` tests this example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));
@@ -106,7 +106,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     }
     ensure!(accepted.len() >= 20, "only {} objects", accepted.len());
     try_join_all(accepted).await?;
-    // The examples for external clients create Services of the types NodePort and LoadBalancer.
+    // The Services of the examples for external clients have the types NodePort and LoadBalancer.
     for (name, expected) in [("nodeport", "NodePort"), ("loadbalancer", "LoadBalancer")] {
         let name = format!("example-etcd-cluster-{name}-client");
         let service = until("the client Service exists", DEADLINE, async || {
@@ -122,7 +122,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// Sets `spec.protected` to false in the examples that set it to true. The API server would reject their deletion.
+/// Sets `spec.protected` to false in all examples, so that the API server accepts their deletion.
 async fn are_no_longer_protected(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     let protected: Vec<&str> = objects
         .iter()

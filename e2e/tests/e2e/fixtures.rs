@@ -1,4 +1,4 @@
-//! Manifests and functions that several tests share.
+//! Shared manifests and functions of the tests.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The etcd version that most tests use: the newest version on the testbed.
+/// The newest etcd version on the nodes, which most tests use.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
     env.etcd_versions
         .last()
@@ -16,12 +16,12 @@ pub(crate) fn newest_version(env: &Env) -> Result<String> {
         .context("E2E_ETCD_VERSIONS is empty: list the etcd versions whose images the nodes have")
 }
 
-/// The manifest of a cluster that sets only its size and the newest version.
+/// The manifest of a cluster with this size and the newest version.
 pub(crate) fn cluster(env: &Env, name: &str, size: usize) -> Result<String> {
     cluster_with(env, name, size, "")
 }
 
-/// The manifest of a cluster with the lines `more` under `spec`. Each line must be indented by two spaces.
+/// The manifest of a cluster with additional lines under `spec`, which are indented by two spaces.
 pub(crate) fn cluster_with(env: &Env, name: &str, size: usize, more: &str) -> Result<String> {
     let version = newest_version(env)?;
     Ok(format!(
@@ -41,7 +41,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The YAML files of a directory of the repository, sorted.
+/// The YAML files in a directory of the repository, sorted.
 pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     let path = root().join(directory);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&path)
@@ -61,7 +61,7 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a ServiceAccount of the sandbox may do this in `namespace`. `resource` has the form
+/// True if the ServiceAccount of the sandbox has this permission in `namespace`. `resource` is
 /// `NAME[.GROUP][/SUBRESOURCE]`.
 pub(crate) async fn may(
     sandbox: &Sandbox,

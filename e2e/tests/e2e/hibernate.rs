@@ -1,5 +1,4 @@
-//! `spec.hibernate`: the pods are deleted, and the volumes and Services remain. When the cluster is resumed, it has its
-//! data.
+//! `spec.hibernate`: the operator deletes the pods and keeps volumes and Services. A resumed cluster has its old data.
 
 use anyhow::{Result, ensure};
 use e2e::metrics::Page;
@@ -50,7 +49,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
         ensure!(all::<Pod>(sandbox).await?.is_empty());
         ensure!(
             volumes_and_services(sandbox).await? == objects,
-            "something was deleted"
+            "volumes or Services were deleted"
         );
 
         // A restarted operator must not change the hibernated cluster.

@@ -1,5 +1,5 @@
-//! An EtcdCluster joins the etcd of a plain StatefulSet, by the procedure in `docs/adoption.md`. Clients write through
-//! a Service that selects the old and the new members.
+//! An EtcdCluster joins the etcd cluster of a StatefulSet as described in `docs/adoption.md`, while a client writes.
+//! The client's Service selects old and new members.
 
 use anyhow::{Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::certificates::{client, make_secrets};
 use crate::fixtures::newest_version;
 
-/// The TLS settings of the StatefulSet's members: no TLS, or certificates in the Secrets `peer` and `server`. With TLS,
-/// etcd verifies its clients.
+/// Whether the StatefulSet uses TLS. With TLS, certificates are in the Secrets `peer` and `server`, and etcd requires
+/// client certificates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
@@ -120,7 +120,7 @@ async fn make_old(sandbox: &Sandbox, version: &str, form: Form) -> Result<()> {
         .map(drop)
 }
 
-/// Joins the new members to the StatefulSet's cluster, and then deletes the StatefulSet.
+/// Joins new members to the StatefulSet's cluster, and then deletes the StatefulSet.
 async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> Result<()> {
     let (namespace, scheme) = (&sandbox.namespace, form.scheme());
     let url = |at| format!("{scheme}://old-{at}.old.{namespace}.svc:2379");
@@ -132,8 +132,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
     });
     let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
-        // The peer TLS settings in the spec differ from those of the old members. No member may join until the spec is
-        // corrected.
+        // The spec has no peer Secret, unlike the old members. The operator must not join until the spec is corrected.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
             "member": { "serverSecret": "server" } } });
         sandbox.apply(&object.to_string()).await?;
@@ -190,8 +189,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
         .map(drop)
 }
 
-/// The old and the new members have certificates of the same CA. The old members verify the names of their peers in
-/// DNS.
+/// Old and new members have certificates of the same CA. The old members verify the names of peers in DNS.
 #[tokio::test]
 async fn cluster_joins_statefulset_with_tls_without_lost_writes() {
     cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {

@@ -1,7 +1,7 @@
-//! Black-box tests on a real Kubernetes cluster: one file per behavior, run by `cargo xtask test`.
+//! The end-to-end tests, which `cargo xtask test` runs on a real Kubernetes cluster.
 //!
-//! Each test has its own namespace with its own operators, so several tests run concurrently. Tests that break nodes or
-//! the control plane are in a module `alone`. They run one at a time, after all other tests.
+//! Each test has its own namespace and operators, so several tests run concurrently. Tests that stop nodes or the
+//! control plane are in a module `alone`, and run one at a time after the others.
 
 #![allow(clippy::large_futures)] // Each test is one large future.
 

@@ -1,5 +1,5 @@
-//! Derives the changes that a user can make from the objects of a cluster. Each label, annotation, owner, Secret key,
-//! spec field and status field is deleted or gets another value.
+//! Lists the changes that a user can make to the objects of a cluster: each label, annotation, owner, Secret key, spec
+//! field and status field is deleted or set to another value.
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
@@ -10,7 +10,7 @@ use kube::api::{
 };
 use serde_json::{Map, Value, json};
 
-/// The kinds of objects that the operator creates, each with its resource in the operator's Role.
+/// The kinds of objects that the operator creates, each with the name of its resource in the operator's Role.
 pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ("", "v1", "Pod", "pods"),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -30,11 +30,11 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// Secrets of authorities. A change of their content restarts every member, so another test covers them:
+/// Secrets of CAs. Changing them restarts every member, so another test covers them:
 /// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// An annotation with the names of the first members. The operator does not read it after the cluster has formed.
+/// An annotation with the names of the first members. After the bootstrap, the operator does not read it.
 const HISTORY: &str = "etcd.database.coreos.com/first-members";
 
 fn resource(kind: &str) -> Result<ApiResource> {
@@ -54,20 +54,20 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
     Ok(Api::namespaced_with(client, namespace, &resource(kind)?))
 }
 
-/// The kind and the name that identify an object.
+/// The kind and the name of an object.
 pub(crate) type Name = (&'static str, String);
 
-/// How an object is changed.
+/// A kind of change.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Delete,
-    /// A JSON merge patch for the object.
+    /// Sends a JSON merge patch to the object.
     Patch(Value),
-    /// A JSON merge patch for the status of the object.
+    /// Sends a JSON merge patch to the status of the object.
     PatchStatus(Value),
 }
 
-/// One change of one object, with a description for messages.
+/// A change of one object, with a description for messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) object: Name,
@@ -76,7 +76,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Makes the change. Returns false if the API server rejects the change.
+    /// Makes the change. Returns false if the API server rejects it.
     pub(crate) async fn apply(&self, sandbox: &Sandbox) -> Result<bool> {
         let (kind, name) = &self.object;
         let api = objects_of(sandbox, kind)?;
@@ -107,7 +107,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Another value of the same type, which the API server accepts too.
+/// A different value of the same type.
 fn other(value: &Value) -> Value {
     match value {
         Value::String(text) => {
@@ -131,14 +131,14 @@ fn other(value: &Value) -> Value {
     }
 }
 
-/// A merge patch that sets one field to `value`.
+/// A merge patch that sets the field at `path` to `value`.
 fn at(path: &[&str], value: &Value) -> Value {
     path.iter()
         .rev()
         .fold(value.clone(), |inner, key| json!({ *key: inner }))
 }
 
-/// The changes that delete each of these fields or set it to another value.
+/// The changes that delete each of these fields, or set it to another value.
 fn each_field(object: &Name, path: &[&str], fields: &Map<String, Value>) -> Vec<Case> {
     let mut cases = Vec::new();
     for (key, value) in fields {
@@ -175,7 +175,7 @@ pub(crate) fn fields(object: &Value, pointer: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// All changes that a test makes to one object.
+/// All changes of one object.
 pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>> {
     let value = serde_json::to_value(found)?;
     let case = |what: &str, change: Change| Case {
@@ -234,14 +234,15 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // A deleted volume means a lost member, which the tests in `member_loss` cover. So PVCs are not deleted here.
+    // PVCs are not deleted here, because the loss of a volume replaces the member. The tests in `member_loss.rs` cover
+    // this.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }
     Ok(cases)
 }
 
-/// Whether the operator owns the label or annotation with this key.
+/// True if the operator sets the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && key != HISTORY

@@ -1,5 +1,5 @@
-//! A user removes members from etcd without the operator. The operator keeps the volumes of these members, because they
-//! may contain the only copy of data (invariant 25).
+//! A user removes members from etcd without the operator. The operator keeps the volumes of these members, because a
+//! volume may have the only copy of data (invariant 25).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
@@ -11,11 +11,12 @@ use kube::api::{DynamicObject, PostParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
 
-/// The annotation that the operator sets on a PVC of a removed member.
+/// The annotation that the operator sets on the PVC of a removed member.
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 
-/// Creates a cluster of three members on volumes. `keep` is the time for which volumes of removed members are kept.
+/// Creates a cluster of three members with volumes. `keep` is the time for which the operator keeps volumes of removed
+/// members.
 async fn durable(sandbox: &Sandbox, keep: &str) -> Result<DynamicObject> {
     let keep = format!("{DURABLE}  memberReplacement: {{keepVolumes: {keep}}}\n");
     let manifest = cluster_with(&sandbox.env, "c", 3, &keep)?;
@@ -32,7 +33,7 @@ fn names(object: &DynamicObject) -> Vec<String> {
     members(object).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Waits until the condition Degraded names every kept PVC.
+/// Waits until the message of the condition Degraded names every kept PVC.
 async fn await_report(sandbox: &Sandbox, kept: &[String]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(
@@ -67,12 +68,11 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // The test sends the request to the other members. The client Service could select the removed member, which may
-        // end before it responds.
+        // The request goes to the other members, because the removed member may stop before it responds.
         let others = names(&before);
         let mut others = others.iter().filter(|name| **name != victim).cycle();
-        // etcd rejects a removal until the called member has been connected to all voters for 5 s. One member may reject
-        // it as long as it runs (etcd issue 14523), so the attempts alternate.
+        // etcd refuses a removal until the called member has been connected to all voters for 5 s. Because of etcd
+        // issue 14523, one member may refuse it forever, so the attempts alternate between members.
         until("etcd removes the member", DEADLINE, async || {
             let called = others.next().context("no other member")?;
             let words = ["exec", called, "--", "etcdctl", "member", "remove", &id];
@@ -81,7 +81,7 @@ async fn manually_removed_members_keep_their_volumes() {
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
                     Poll::NotYet(format!("{called}: unhealthy cluster"))
                 }
-                // An earlier request, whose response was lost, has already removed the member.
+                // An earlier request removed the member, but its response was lost.
                 Err(error) if error.to_string().contains("member not found") => Poll::Done(()),
                 Err(error) => return Err(error),
             })
@@ -90,7 +90,7 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member on a new volume has replaced the removed member. The old volume must be kept for the configured
+        // A new member with a new volume replaces the removed member. The old volume must stay for the configured
         // time.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
@@ -124,7 +124,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // The volume of a member is deleted if the operator itself removes the member because of `spec.size`.
+        // If the operator itself removes a member because of `spec.size`, it deletes the volume.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
@@ -149,7 +149,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     .map(drop)
 }
 
-/// Restarts a member with the flag `--force-new-cluster`, which guides for etcd without an operator recommend.
+/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator recommend.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -203,7 +203,8 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         pause(sandbox, false).await?;
 
         await_report(sandbox, &vanished).await?;
-        // Two new members have joined. The old volumes must still exist, because only the user may decide about them.
+        // Two new members join, but the operator must not delete the old volumes, because only the user may decide
+        // about them.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -216,8 +217,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The operator must replace the pod that the user has created: at its next start, it would force a new cluster
-        // again.
+        // The operator must replace this pod, which still has the flag `--force-new-cluster`.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

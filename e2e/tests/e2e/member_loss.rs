@@ -1,4 +1,4 @@
-//! A member is lost. The operator repairs the cluster, and no data is lost.
+//! A member is lost, and the operator repairs the cluster without loss of data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, members, ready_members};
@@ -9,7 +9,7 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// The members that each test loses, in this order: first a follower, then the leader.
+/// Each test loses a follower, and then the leader.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
@@ -38,7 +38,7 @@ async fn lost_member_without_volume_is_replaced() {
         }
         writer.await_more(10).await?;
         writer.finish("lost members without volumes").await?;
-        // The operator must report each change of the members in an Event.
+        // An Event must report each change of the members.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
                 .await_event(Kind::EtcdCluster, "c", &[reason])
@@ -73,7 +73,7 @@ async fn lost_member_with_volume_keeps_its_identity() {
     .await;
 }
 
-/// Invariants 5 and 6: a member without its volume is lost permanently. A new member on a new volume replaces it.
+/// Invariants 5 and 6: a member that has lost its volume is replaced by a new member with a new volume.
 #[tokio::test]
 async fn member_with_lost_volume_is_replaced() {
     cluster_scenario("volume_gone", async |sandbox| {
@@ -83,7 +83,7 @@ async fn member_with_lost_volume_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            // Kubernetes keeps a deleted PVC as long as the pod runs, so the pod is deleted too.
+            // Kubernetes keeps a deleted PVC while a pod uses it, so the pod is deleted too.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;
@@ -105,7 +105,7 @@ async fn member_with_lost_volume_is_replaced() {
     .await;
 }
 
-/// Waits until every member has its volume, and no other volumes exist.
+/// Waits until every member has its PVC, and no other PVC exists.
 pub(crate) async fn await_one_volume_per_member(
     sandbox: &Sandbox,
     members: &[String],

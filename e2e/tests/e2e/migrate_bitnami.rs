@@ -1,5 +1,5 @@
-//! Moves an etcd in the form of Bitnami's chart to an EtcdCluster, by the commands in `docs/migration.md`. Afterwards
-//! the old release is uninstalled. The chart in `e2e/fixtures/bitnami` describes what differs from Bitnami's chart.
+//! Moves an etcd cluster of Bitnami's chart to an EtcdCluster with the commands in `docs/migration.md`, and uninstalls
+//! the old release. `e2e/fixtures/bitnami` describes how the fixture differs from Bitnami's chart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -11,19 +11,19 @@ use e2e::{DEADLINE, Keyspace, Sandbox, chart, scenario, step};
 
 use crate::fixtures::root;
 
-/// The Helm release of the old etcd. Its objects are named `shop-etcd`.
+/// The Helm release of the old etcd cluster. Its objects have the name `shop-etcd`.
 const OLD: &str = "shop";
 const PASSWORD: &str = "a-password-of-bitnami";
 const KEYS: usize = 300;
 
-/// Whether the old etcd has a root password. Bitnami's chart creates one by default.
+/// Whether the old etcd cluster has a root password, which Bitnami's chart creates by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Auth {
     On,
     Off,
 }
 
-/// The parts of the guide, with the reader's names.
+/// Two sections of the guide, with the names of this test.
 struct Guides {
     from_bitnami: Guide,
     with_backup: Guide,
@@ -58,7 +58,7 @@ impl Guides {
     }
 }
 
-/// Installs the old etcd, fills it, and returns its data.
+/// Installs the old etcd cluster, writes keys, and returns its data.
 async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let folder = root().join("e2e/fixtures/bitnami");
@@ -92,8 +92,7 @@ async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     keys.fill_mixed("mixed/", 40).await?;
     let state = StoreState::now(&keys).await?;
     if auth == Auth::On {
-        // Bitnami's start script enables authentication. The script does not run in the fixture, so the test enables
-        // it.
+        // In Bitnami's chart, the start script enables authentication. The fixture does not have this script.
         keys.enable_auth(PASSWORD).await?;
     }
     Ok(state)
@@ -107,7 +106,7 @@ async fn connect(sandbox: &Sandbox, auth: Auth) -> Result<Keyspace> {
     }
 }
 
-/// Follows the guide from the backup to the new cluster.
+/// Runs the commands of the guide from the backup to the new cluster.
 async fn follow(sandbox: &Sandbox, auth: Auth, guides: &mut Guides) -> Result<()> {
     let env = &sandbox.env;
     if auth == Auth::On {
@@ -150,7 +149,7 @@ async fn migrate(sandbox: &Sandbox, auth: Auth) -> Result<()> {
     sandbox.await_members("new", 3).await.map(drop)
 }
 
-/// Waits until the StatefulSet, the Services and the volumes of the old release are deleted.
+/// Waits until the StatefulSet, the Services and the PVCs of the old release are deleted.
 async fn await_no_old_data(sandbox: &Sandbox) -> Result<()> {
     let words = ["get", "pvc,statefulset,service", "-l"];
     let selector = format!("app.kubernetes.io/instance={OLD}");

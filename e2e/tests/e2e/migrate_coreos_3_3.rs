@@ -1,5 +1,5 @@
-//! Moves clusters of coreos/etcd-operator with etcd 3.3 to this operator, by the two procedures in `docs/migration.md`:
-//! adoption and upgrade, or backup and restore. The etcd is 3.3.27, built from its source.
+//! Moves a cluster of coreos/etcd-operator with etcd 3.3 as in `docs/migration.md`: by adoption and upgrades, and by
+//! backup and restore. etcd 3.3.27 is built from source.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,13 +12,13 @@ use serde_json::json;
 use crate::adopt_coreos::{Form, adopt_version};
 use crate::fixtures::newest_version;
 
-/// The version in `e2e/testbed/coreos-etcd-3.3`.
+/// The version that `e2e/testbed/coreos-etcd-3.3` builds.
 const VERSION: &str = "3.3.27";
-/// The number of keys to write. After these writes, the Raft log has more than 500 entries. The operator changes no
-/// member that lags by so many entries.
+/// Number of keys. The Raft log then has more than 500 entries, which is the lag at which the operator no longer
+/// changes members.
 const KEYS: usize = 600;
 
-/// Sets a version, and waits until all members run it.
+/// Sets the version, and waits until all members run it.
 async fn upgrade(sandbox: &Sandbox, writer: &Writer, version: &str) -> Result<()> {
     let patch = json!({ "spec": { "version": version } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
@@ -36,7 +36,7 @@ async fn upgrade(sandbox: &Sandbox, writer: &Writer, version: &str) -> Result<()
     writer.await_more(20).await
 }
 
-/// Backs up the cluster with etcd 3.3, and restores the backup with the newest etcd.
+/// Backs up the cluster with etcd 3.3, and restores the backup into the newest etcd.
 async fn restore_backup(sandbox: &Sandbox) -> Result<()> {
     let (env, s3) = (&sandbox.env, sandbox.env.s3()?);
     let bucket = Bucket::create(s3, &sandbox.namespace).await?;
@@ -64,7 +64,7 @@ async fn restore_backup(sandbox: &Sandbox) -> Result<()> {
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
-/// This test runs only with `--full`, because it takes more than a minute.
+/// Runs only with `--full`, because the test takes more than a minute.
 mod full {
     use super::*;
 

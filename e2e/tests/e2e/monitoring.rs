@@ -1,7 +1,6 @@
-//! A real Prometheus scrapes the operators and the members with the jobs of the chart's PodMonitors, and evaluates the
-//! chart's rules with short times. The test finds every member, causes faults until the alerts fire, repairs the faults
-//! until the alerts end, and runs every query of the dashboards and every recording rule. It draws the dashboards, and
-//! takes the outputs of commands for the documentation.
+//! Prometheus scrapes operators and members as the chart's PodMonitors describe, and evaluates the chart's rules with
+//! short times. The test causes and repairs faults, and checks that each alert fires and ends. It also runs the
+//! queries of the dashboards and the recording rules, and updates pictures and outputs in the documentation.
 
 mod load;
 
@@ -27,22 +26,21 @@ use self::load::{fill, keep_full, keep_writing, move_leader};
 use crate::dashboards;
 use crate::fixtures::{cluster_with, newest_version, root};
 
-/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts. The cluster with
-/// TLS has a PodMonitor of its own.
+/// Chart values that enable all scrape jobs and alerts. The cluster `orders` with TLS has its own PodMonitor.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
                         prometheusRule.certificateSeconds=3600,clusterMonitors[0].cluster=orders,\
                         clusterMonitors[0].relabelings[0].targetLabel=team,\
                         clusterMonitors[0].relabelings[0].replacement=payments";
-/// Lines under `spec` of the cluster with TLS. Its certificates expire within `certificateSeconds`.
+/// Lines under `spec` of the cluster `orders`. Its certificates expire before `certificateSeconds`, so an alert fires.
 const TLS: &str = "  TLS: {generated: {certificateDuration: 30m}}\n";
-/// Lines under `spec` of the cluster without TLS. Its quota is small.
+/// Lines under `spec` of the cluster `carts`, which has a small quota.
 const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
   pod:
     persistentVolumeClaimSpec:
       accessModes: [ReadWriteOnce]
       resources: {requests: {storage: 128Mi}}
 ";
-/// The alerts that the test does not cause, each with the reason. promtool tests these alerts too.
+/// Alerts that this test does not cause, each with the reason. Tests with promtool cover all alerts.
 const NOT_CAUSED: [(&str, &str); 2] = [
     (
         "EtcdHighRoundTrip",
@@ -53,16 +51,16 @@ const NOT_CAUSED: [(&str, &str); 2] = [
         "an operator reconciles 64 objects at a time, so only hundreds of hanging objects form a queue",
     ),
 ];
-/// The alerts about a slow disk.
+/// Alerts that a slow disk causes.
 const SLOW_DISK: [&str; 3] = ["EtcdSlowFsync", "EtcdSlowCommit", "EtcdSlowApply"];
-/// The writes per second of a slow disk.
+/// The limit of writes per second for a slow disk.
 const SLOW_WRITES: u32 = 10;
-/// The number of leadership transfers, all within a few seconds. The alert EtcdLeaderChangesOften needs four.
+/// Number of leadership transfers within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
-/// The size of a cluster that is scaled down to one member, so that more than three members are removed.
+/// The size of a cluster that is scaled to one member, which removes more than three members.
 const LARGE: usize = 6;
 
-/// The sandbox with its Prometheus.
+/// The test, with its Prometheus server.
 struct Monitor<'a> {
     sandbox: &'a Sandbox,
     testbed: Testbed<'a>,
@@ -73,24 +71,24 @@ struct Monitor<'a> {
     alerts: BTreeSet<String>,
     /// The names of the chart's recording rules.
     recordings: Vec<String>,
-    /// The alerts that have fired, and whether they have ended.
+    /// The alerts that have fired. The value is true if the alert has also ended.
     fired: RefCell<BTreeMap<String, bool>>,
 }
 
 impl<'a> Monitor<'a> {
-    /// Starts Prometheus with the monitors and alerts that the chart renders.
+    /// Starts Prometheus with the scrape jobs and alerts of the chart.
     async fn start(sandbox: &'a Sandbox) -> Result<Self> {
         let testbed = Testbed::of(sandbox)?;
         let Rules { jobs, groups } = Rules::render(sandbox, MONITORS).await?;
         ensure!(jobs.len() == 5, "{} jobs", jobs.len());
-        // For the removals of an hour and the elections of 15 minutes, the test can need more than 30 s.
+        // Some faults of this test need more than 30 s, so the ranges of 1 h and 15 min become 2 min and 1 min.
         let range = |time: &str| match time {
             "1h" => String::from("2m"),
             "15m" => String::from("1m"),
             _ => String::from("30s"),
         };
         let groups = rules::with_times(&groups, |_| "1s".to_owned(), range);
-        // The databases of the test are smaller than those to which the alert `EtcdFragmented` applies.
+        // `EtcdFragmented` ignores small databases. The test lowers this limit, because its databases are small.
         let smaller = groups.to_string().replace("> 268435456", "> 1048576");
         ensure!(smaller.contains("> 1048576"), "{groups}");
         let groups: Value = serde_json::from_str(&smaller)?;
@@ -113,8 +111,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the clusters `orders` (three members, TLS) and `carts` (one member), and a backup of `carts`. A
-    /// bootstrap must not fire the alert of a lost quorum.
+    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and a backup of
+    /// `carts`. The alert of a lost quorum must not fire during the bootstrap.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -138,8 +136,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until Prometheus scrapes every member of both clusters once, with the labels that the alerts need. The
-    /// PodMonitor of `orders` sets another label.
+    /// Waits until Prometheus scrapes every member once, with the labels that the alerts need. The PodMonitor of
+    /// `orders` adds the label `team`.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["orders", "carts"] {
@@ -182,7 +180,7 @@ impl<'a> Monitor<'a> {
         .await
     }
 
-    /// Waits until the Service in the examples contains the port of the metrics of each member of `orders`.
+    /// Waits until the Service of the example has the metrics port of each member of `orders`.
     async fn service_has_endpoints(&self) -> Result<()> {
         let path = root().join("examples/example-metrics-service.yaml");
         let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
@@ -209,7 +207,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until an alert that has fired no longer fires.
+    /// Waits until an alert that has fired is neither pending nor firing.
     async fn ends(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
         self.prometheus.await_resolved(alert, labels).await?;
         let mut fired = self.fired.borrow_mut();
@@ -217,7 +215,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Checks that every alert of the chart has fired and ended, except those in [`NOT_CAUSED`].
+    /// Checks that every alert has fired and ended, except those in [`NOT_CAUSED`].
     fn all_alerts_ended(&self) -> Result<()> {
         let fired = self.fired.borrow();
         let ended = fired.iter().filter(|(_, ended)| **ended);
@@ -255,9 +253,9 @@ impl<'a> Monitor<'a> {
         self.sandbox.kubectl(&words).await.map(drop)
     }
 
-    /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster
-    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Takes the outputs of
-    /// commands during the lost quorum for the documentation.
+    /// Causes faults in the cluster `orders`: expiring certificates, frequent elections, a missing member, and a lost
+    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Updates the
+    /// documentation with outputs from the lost quorum.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -273,12 +271,12 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // The last member of each cycle is the first leader, so no move leads to the current leader.
+        // The current leader is the last in the list, so each transfer has a new leader as target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;
         }
-        // The dashboard shows the time of commits only if a client writes.
+        // The dashboard shows durations of commits only if a client writes.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
         plugin::run(sandbox, &words).await?;
         self.fires("EtcdLeaderChangesOften", &labels).await?;
@@ -317,7 +315,7 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("orders", 3).await.map(drop)
     }
 
-    /// Sets a longer validity, and deletes the certificates, so that the operator issues them again.
+    /// Sets a longer validity, and deletes the certificates, so that the operator issues new ones.
     async fn renew_certificates(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let longer = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"2160h"}}}}"#;
@@ -336,7 +334,7 @@ impl<'a> Monitor<'a> {
         sandbox.trigger_reconcile("orders").await
     }
 
-    /// Slows down the disk of a member of `carts` while a client writes. Waits until the alerts about a slow disk fire.
+    /// Slows down the disk of a member of `carts` while a client writes, and waits until the alerts fire.
     async fn slow_disk(&self, keys: &Keyspace, labels: &[(&str, &str)], pod: &str) -> Result<()> {
         let directory = self.sandbox.volume_directory(pod).await?;
         let pod = self.sandbox.api::<Pod>().get(pod).await?;
@@ -351,10 +349,10 @@ impl<'a> Monitor<'a> {
         limit(0).await
     }
 
-    /// Deletes most of the data of `carts`. Waits until the alert about free space fires, and until it ends after the
-    /// member is defragmented.
+    /// Deletes most data of `carts`, and waits until the alert about free space fires. The alert must end after a
+    /// defragmentation.
     async fn fragments(&self, labels: &[(&str, &str)], pod: &str) -> Result<()> {
-        // The larger quota has restarted the member, so the client connects again.
+        // The larger quota has restarted the member, so the client reconnects.
         let env = &self.sandbox.env;
         let keys = Keyspace::of_cluster(env, &self.sandbox.namespace, "carts").await?;
         keys.compact(keys.delete("big/").await?).await?;
@@ -367,8 +365,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdFragmented", labels).await
     }
 
-    /// Raises the alarm CORRUPT, slows down the disk, fills the database and deletes most of the data of the cluster
-    /// `carts`. Waits until the alerts of these faults fire, and until they end after the repair.
+    /// Causes faults in the cluster `carts`: the alarm CORRUPT, a slow disk, a full database, and much free space.
+    /// Waits until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_plain_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -392,7 +390,7 @@ impl<'a> Monitor<'a> {
         let number = AtomicUsize::new(0);
         fill(&keys, &number).await?;
         self.fires("EtcdQuotaNearlyFull", &labels).await?;
-        // The operator defragments the member. The client writes until this frees no more space.
+        // The operator frees space with defragmentations. The client writes until the database stays full.
         tokio::select! {
             fires = self.fires("EtcdDatabaseFull", &labels) => fires?,
             stopped = keep_full(&keys, &number) => stopped?,
@@ -409,8 +407,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Creates a cluster whose client Service has another owner. After the Service is deleted, removes many members.
-    /// Waits until the alert of each fault fires, and until it ends.
+    /// Creates the cluster `stock`, whose client Service has another owner, and later scales it from six members to
+    /// one. Waits until the alert of each fault fires, and until it ends.
     async fn faults_of_changed_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -434,7 +432,7 @@ impl<'a> Monitor<'a> {
     }
 
     /// Changes one byte of a stored backup, and verifies the backup. Waits until the alert fires, and until it ends
-    /// after the backup is repaired.
+    /// after the repair.
     async fn damages_backup(&self, bucket: &Bucket) -> Result<()> {
         let verify = async |settings: &str| {
             let patch = format!(r#"{{"spec":{{"verification":{settings}}}}}"#);
@@ -454,8 +452,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupUnrestorable", &proven).await
     }
 
-    /// Creates EtcdBackups whose Secret `wrong` has a key that the store rejects, and verifies a backup with this
-    /// Secret. Waits until the backup alerts fire, and until they end after the Secret is corrected.
+    /// Makes and verifies backups with a Secret whose key the store rejects. Waits until the alerts fire, and until
+    /// they end after the Secret is corrected.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         self.damages_backup(bucket).await?;
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
@@ -479,7 +477,7 @@ impl<'a> Monitor<'a> {
             [namespace, ("name", "often")],
             [namespace, ("name", "late")],
         );
-        // The pod of this verification cannot read the backup, so the verification has no result.
+        // The verification pod cannot read the backup, so the verification has no result.
         let proven = [namespace, ("name", "proven")];
         let rejected = r#"{"spec":{"s3":{"awsSecret":"wrong"},"verification":{}}}"#;
         self.patch("etcdbackup", "proven", rejected).await?;
@@ -497,8 +495,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupOld", &often).await
     }
 
-    /// Removes the rights of the restore operator in the namespace, and later scales its Deployment to zero. Waits
-    /// until the alert of each fault fires, and until it ends after the repair.
+    /// Takes the permissions of the restore operator away, and later scales its Deployment to zero. Waits until the
+    /// alert of each fault fires, and until it ends after the repair.
     async fn faults_of_restore_operator(&self, path: &str) -> Result<()> {
         const OPERATOR: &str = "etcd-restore-operator";
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
@@ -534,7 +532,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // The restore must fail, because a cluster with the name `carts` exists.
+        // The restore must fail, because the cluster `carts` exists.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: carts}", path, ""))
             .await?;

@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster. The testbed does not enforce policies, so the test checks only that the object is
-//! created, restored and deleted.
+//! The operator creates, restores and deletes the NetworkPolicy of a cluster. The testbed does not enforce
+//! NetworkPolicies.
 
 use anyhow::{Result, ensure};
 use e2e::wait::{Poll, until};
@@ -58,7 +58,7 @@ async fn network_policy_is_created_restored_and_deleted_by_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // The operator must restore the policy after a user has changed it, and delete it when the spec disables it.
+        // The operator must restore the changed policy, and delete it when the spec disables it.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

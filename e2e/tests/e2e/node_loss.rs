@@ -1,5 +1,5 @@
-//! A node fails permanently. After the time in `memberReplacement.after`, the operator replaces the members on this
-//! node by new members on other nodes.
+//! A node fails permanently. After `memberReplacement.after`, the operator replaces its members by new members on
+//! other nodes.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};
@@ -13,7 +13,7 @@ use crate::node_reboot::{TwoClusters, operator, serve};
 
 const REPLACE_AFTER_5S: &str = "  memberReplacement: {after: 5s}\n";
 
-/// The names of a cluster's members on this node.
+/// The members of a cluster that run on this node.
 pub(crate) async fn members_on(
     sandbox: &Sandbox,
     cluster: &str,
@@ -26,8 +26,8 @@ pub(crate) async fn members_on(
         .collect())
 }
 
-/// Chooses a node on which both clusters have a member. Prefers the node of a leader, and never chooses the node of the
-/// operator. Also returns these members.
+/// Chooses a node with a member of each cluster, and returns the node and these members. Prefers the leader's node,
+/// and excludes the operator's node.
 async fn node_with_both(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -65,7 +65,7 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // The operator must delete the pods of the old members after the node has started again.
+    // After the node has started again, the operator must delete the pods of the replaced members.
     testbed.start_node(&node).await?;
     for lost in &lost {
         await_pod_deleted(sandbox, lost).await?;
@@ -113,8 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // The cluster has the default `memberReplacement` from here on. With the short time of this test, a
-                // member that moves to another node could be replaced.
+                // Restores the default `memberReplacement`. With the short time, a member that moves to another node
+                // could be replaced.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

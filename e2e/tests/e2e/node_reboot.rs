@@ -1,5 +1,5 @@
-//! Nodes, the API server and DNS fail and start again. The members keep their identity and data. Clients are served as
-//! long as a quorum runs.
+//! Nodes, the API server and DNS stop and start again. Members keep their identity and data, and a cluster serves
+//! clients while it has a quorum.
 
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::operator_pods;
@@ -11,8 +11,8 @@ use kube::api::DynamicObject;
 
 use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
-/// The clusters of these tests and their pods: `plain` without volumes, and `durable` with volumes. The data of `plain`
-/// is in its pods, which still exist when their node has restarted.
+/// The two clusters of this test: `durable` has volumes, and `plain` has none. The data of `plain` survives in its
+/// pods, which restart with their node.
 pub(crate) struct TwoClusters {
     pub(crate) plain: DynamicObject,
     pub(crate) durable: DynamicObject,
@@ -34,7 +34,7 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both clusters are healthy, and ensures that they have the same members as before.
+    /// Waits until both clusters are healthy. Ensures that their members have the same names and IDs as before.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
@@ -47,7 +47,7 @@ impl TwoClusters {
     }
 }
 
-/// Waits until each client has `count` more acknowledged writes.
+/// Waits for `count` more acknowledged writes of each client.
 pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
     for writer in writers {
         writer.await_more(count).await?;
@@ -63,7 +63,7 @@ pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
-    // The operator must report the loss, so the test stops a node on which the operator does not run.
+    // The operator must report the loss, so the test does not stop the operator's node.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
     let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
@@ -71,7 +71,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
         .next()
         .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // The operator queries etcd directly, so it reports the loss long before Kubernetes does.
+    // The operator queries etcd, so it reports the loss before Kubernetes does.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;
@@ -79,7 +79,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     serve(writers, 10).await
 }
 
-/// Invariant 8, with and without volumes: a pod that exists before its node restarts is the same pod afterwards.
+/// Invariant 8: pods with and without volumes survive the restart of their nodes.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
@@ -95,7 +95,7 @@ async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]
     serve(writers, 10).await
 }
 
-/// A restart of the kubelets restarts no container, and the operator changes nothing.
+/// The restart of the kubelets restarts no container and changes no member.
 async fn kubelets_restart(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

@@ -1,4 +1,4 @@
-//! A cluster whose members hang does not delay other clusters. An idle cluster causes no writes to the API server.
+//! A cluster whose members hang does not delay other clusters. An idle cluster causes no writes.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,13 @@ use serde::de::DeserializeOwned;
 use crate::fixtures::cluster;
 
 const OPERATOR: &str = "etcd-operator";
-/// The longest acceptable start delay of most clusters, even on a busy machine. If the operator waited for the cluster
-/// that hangs, most clusters would start later. A short freeze of the machine delays only one or two clusters.
+/// The maximum start delay of most clusters. The delay would be longer if the operator waited for the hanging cluster.
+/// One or two clusters may exceed the limit because of a freeze of the machine.
 const MAX_START_DELAY: Duration = Duration::from_secs(5);
 /// Maximum memory of the operator with ten clusters, in bytes.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
 
-/// Applies a cluster. Returns the time until the operator has recorded its bootstrap.
+/// Applies a cluster. Returns the time until the operator has recorded the bootstrap.
 async fn start_cluster(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
@@ -44,7 +44,7 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
     Ok(page.sum("process_resident_memory_bytes", ""))
 }
 
-/// Sends a signal to the processes of every member. Stopped processes keep their connections, but never respond.
+/// Sends a signal to the processes of all members. After SIGSTOP, they keep their connections but do not respond.
 async fn signal_members(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -75,7 +75,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // The operator must handle changes of other clusters while one cluster hangs.
+    // The operator must reconcile other clusters while one cluster hangs.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -105,8 +105,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The stopped processes would block the deletion of the namespace, so they are continued. The cluster must then
-        // recover.
+        // Stopped processes would block the deletion of the namespace, so they are continued. The cluster must then be
+        // healthy again.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -114,7 +114,7 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
     .await;
 }
 
-/// Ensures that the scale subresource, which `kubectl scale` and autoscalers use, has the right values.
+/// Ensures that the scale subresource, which `kubectl scale` and autoscalers use, is correct.
 async fn ensure_scale_subresource(sandbox: &Sandbox, size: usize) -> Result<()> {
     let words = ["get", "etcdcluster", "c", "--subresource=scale", "-o"];
     let get = async |path: &str| {
@@ -151,7 +151,7 @@ async fn ensure_metrics(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The resource versions of all objects of one kind that belong to the cluster.
+/// The resource versions of the cluster's objects of one kind.
 async fn versions<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -174,8 +174,7 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// If the status contained numbers that change in each reconcile, each write would trigger the next reconcile, without
-/// end.
+/// A value in the status that changes in each reconcile would trigger the next reconcile, without end.
 #[tokio::test]
 async fn idle_cluster_is_reconciled_without_writes() {
     cluster_scenario("idle", async |sandbox| {
@@ -203,7 +202,8 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // The count starts after two consecutive polls with the same versions, because then the cluster is idle.
+        // The count starts when two consecutive polls find the same resource versions, because the cluster is then
+        // idle.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

@@ -1,9 +1,8 @@
-//! The test changes every object that the operator creates and relies on, one field at a time: it deletes the field,
-//! empties it, or sets another value. The operator must restore the object, on a healthy cluster and while a pod is
-//! lost.
+//! The test changes each object that the operator creates, one field at a time: it deletes, empties or replaces the
+//! field. The operator must restore the object, also while a pod is lost.
 //!
-//! The changes are derived from the existing objects. If the operator may create a kind that the test's table does not
-//! contain, the test fails.
+//! The changes are derived from the objects of the cluster. The test fails if its list of kinds lacks a kind that the
+//! operator may create.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,17 +22,17 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
 use crate::tls_generated::client;
 
-/// How often a test makes the operator read Secrets.
+/// The interval at which the test makes the operator read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// Lines under `spec` with which the operator creates an object of every kind.
+/// Lines under `spec` that make the operator create an object of every kind.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
-/// The keys of a Secret with an issued certificate: the certificate, its private key, and the CA certificates.
+/// The keys of a Secret with an issued certificate.
 const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
-/// Annotations that must exist, but whose values may change: fingerprints, which change when a certificate is issued
-/// again, and the mark `started` of a Service.
+/// Annotations that must exist, but may have another value after the repair: fingerprints of certificates, and the
+/// annotation `started` of a Service.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -41,7 +40,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that change while the cluster is idle.
+/// Status fields that may change without a change of the cluster.
 const VOLATILE: [&str; 7] = [
     "certificates",
     "leader",
@@ -52,8 +51,7 @@ const VOLATILE: [&str; 7] = [
     "lastErrors",
 ];
 
-/// The object without the fields that Kubernetes sets, and without the values that are different in each new
-/// certificate.
+/// The object without fields that Kubernetes sets, and without values that differ in each issued certificate.
 fn normalized(found: &DynamicObject) -> Result<Value> {
     let object = serde_json::to_value(found)?;
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
@@ -62,7 +60,7 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         status.retain(|key, _| !VOLATILE.contains(&key.as_str()));
         let conditions = status.get("conditions").and_then(Value::as_array).cloned();
         let said = conditions.into_iter().flatten();
-        // The order of conditions has no meaning: it depends on which field manager has written first.
+        // The order of conditions depends on the order of writes, so it is not compared.
         let said = said.map(|one| {
             let key = one["type"].as_str().unwrap_or_default().to_owned();
             (key, json!([one["status"], one["reason"]]))
@@ -85,16 +83,15 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds more fields to an owner reference. The operator only needs kind, name, UID and
-        // controller.
+        // The API server adds fields to an owner reference, so only the fields that the operator needs are compared.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // A certificate that is issued again has other values, so these keys are not compared. All other keys must have
-        // the same values.
+        // The values of these keys change when a certificate is issued again, so they are not compared. All other
+        // values must be equal.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -127,7 +124,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
         for mut object in list.items {
             let name = object.name_any();
             if name == cluster || name.starts_with(&prefix) {
-                // The kind is added, because the items of a list do not contain it.
+                // The items of a list have no kind, so the kind is set here.
                 object.data["kind"] = json!(kind);
                 all.insert((kind, name), object);
             }
@@ -141,7 +138,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: every object is restored. Returns the first difference, or `None` if there is none.
+/// Invariant 26: the operator restores every object. Returns the first difference, if any.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {
@@ -170,7 +167,7 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// The number of changes that the API server accepted. The next field is the number of changes that it rejected.
+    /// The number of changes that the API server accepted, and the number that it rejected.
     applied: usize,
     rejected: usize,
 }
@@ -195,10 +192,10 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until all objects are the same as before the change.
+    /// Waits until all objects are as before the change.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // Without this trigger, the operator would read Secrets only once a minute.
+        // Without this trigger, the operator reads Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
@@ -211,7 +208,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, and waits until all objects are as before. If `pod` is set, also deletes this pod.
+    /// Makes a change, and waits until all objects are as before. Also deletes the pod `pod`, if set.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -230,13 +227,13 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ensures that [`KINDS`] contains every kind that the operator may create.
+/// Ensures that [`KINDS`] has every kind that the operator may create.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
     let creating = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
     for resource in creating.flat_map(|rule| rule.resources.unwrap_or_default()) {
-        // Events are skipped: the operator writes them, but does not depend on them.
+        // The operator does not read Events, so they need no repair.
         if resource == "events" {
             continue;
         }
@@ -248,16 +245,16 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     Ok(())
 }
 
-/// Whether the test changes the object. The test changes the objects of only one member, so the objects of the members
-/// in `others` are left out.
+/// True if the test changes the object. The members in `others` are skipped, because changing the objects of one
+/// member is enough.
 fn is_represented((_, name): &Name, others: &[String]) -> bool {
     !others
         .iter()
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// Selects the changes that the test repeats while a pod is lost. All changes of the records and marks that a new pod
-/// needs are repeated. Of every other object, only the last change is repeated, which deletes the object if possible.
+/// Selects the changes to repeat while a pod is lost: all changes of data that a new pod needs, and the last change of
+/// every other object.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [
@@ -281,8 +278,8 @@ fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     }
 }
 
-/// Changes the objects of a cluster of three members with all features except authentication, while a client writes.
-/// Members are terminated one by one, so each write waits for at most one restart.
+/// Changes the objects of a cluster with all features except authentication, while a client writes. Members restart
+/// one at a time, so each write waits for at most one restart.
 async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{EVERYTHING}{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
@@ -318,7 +315,7 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     writer.finish("all changes").await.map(drop)
 }
 
-/// Changes the Secrets of a cluster with authentication. The password must remain valid.
+/// Changes the Secrets of a cluster with authentication. etcd must still accept the password.
 async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     sandbox.apply(&auth::secret(PASSWORD)).await?;

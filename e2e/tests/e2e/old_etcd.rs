@@ -1,5 +1,5 @@
-//! etcd 3.4, the oldest supported release, accepts only one learner at a time. The operator must not add a second
-//! learner. `upgrade.rs` runs this step.
+//! The operator must add only one learner at a time to a cluster of etcd 3.4, because this release accepts only one.
+//! `upgrade.rs` calls this function.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::objects::{leader, ready_members};
 use e2e::{Keyspace, Sandbox, Writer};
 
-/// Records the largest number of concurrent learners in `most`. Never returns.
+/// Records the maximum number of concurrent learners in `most`. Never returns.
 async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) -> Infallible {
     let mut keys: Option<Keyspace> = None;
     loop {
@@ -29,7 +29,7 @@ async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) ->
     }
 }
 
-/// A cluster of three members grows to five, replaces two members, and shrinks again.
+/// Scales a cluster from three members to five, replaces two members, and scales it to three again.
 pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     let most = AtomicUsize::new(0);
@@ -48,7 +48,7 @@ pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
 async fn grow_and_replace(sandbox: &Sandbox) -> Result<()> {
     sandbox.scale("c", 5).await?;
     let object = sandbox.await_members("c", 5).await.context("scale to 5")?;
-    // Two members are lost at the same time. With etcd 3.4, the operator must replace them one after the other.
+    // Two members are lost at the same time. With etcd 3.4, the operator must replace them one at a time.
     let leader = leader(&object)?;
     let mut victims = ready_members(&object);
     victims.retain(|name| *name != leader);

@@ -1,8 +1,8 @@
-//! The operator crashes between two writes. The next process continues from the state that it finds.
+//! The operator crashes before a write, and the next process continues.
 //!
-//! The image of the tests is a build with failpoints. The operator ends before the write that `FAILPOINTS` names. By
-//! default, the tests crash the operator at writes that leave half of a change in etcd or Kubernetes. With `--full`,
-//! they crash it before every write. The model of the cluster operator crashes it between any two writes.
+//! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By
+//! default, the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The
+//! model crashes between any two writes.
 
 mod full;
 
@@ -28,43 +28,42 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Failpoints before the writes of a bootstrap. The crashes leave these states: recorded names of the first members;
-/// volumes and Services; serving members without a recorded cluster ID.
+/// Failpoints of a bootstrap. The operator has then: recorded the names of the first members; created volumes and
+/// Services; started members whose cluster ID is not recorded.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Failpoints before the writes that add a member. The crashes leave these states: a recorded member that etcd does not
-/// know; a learner.
+/// Failpoints of an added member. The operator has then: recorded a member that is not in etcd; added a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Failpoints before the writes that remove a member. The crashes leave these states: a member that etcd still lists;
-/// the pod of a removed member; the volume of a removed member.
+/// Failpoints of a removed member. The crashes leave: a recorded removal; the pod of a removed member; the volume of a
+/// removed member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// Failpoints before the writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a
-/// member with the target version, whose pod still records the change of its image.
+/// Failpoints of a downgrade. The crashes leave: a recorded downgrade that etcd has not started; a member of the
+/// target version whose pod still has the annotation of the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes that the tests of this file cause without `--full`.
+/// The crashes of this file, which do not need `--full`.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// How long the operator must be idle before the test triggers the write again. In this time, each cluster must be
-/// reconciled at least once.
+/// If the operator has been idle for this time, the test triggers the write again. Each cluster must also have been
+/// reconciled in this time.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// An operator that the test crashes repeatedly.
+/// An operator that the test crashes several times.
 pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
 }
 
 impl CrashingOperator<'_> {
-    /// Crashes the operator at each of `points`, in this order. `cause` triggers the write. The next process continues
-    /// from the state that the crashed process has left.
+    /// Crashes the operator at each failpoint in `points`. `cause` triggers the write. Each new process continues
+    /// where the crashed process stopped.
     pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
@@ -87,8 +86,7 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Waits until the operator has crashed at the point or is idle. Returns true if it has crashed, and false if it is
-    /// the leader and idle.
+    /// Waits until the operator has crashed at the failpoint, or is idle as the leader. Returns true after a crash.
     async fn crashed_or_idle(&self, point: &str) -> Result<bool> {
         let mut idle: Option<(Instant, f64)> = None;
         until(
@@ -111,8 +109,7 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may describe the time before the trigger. So the test waits until every cluster has been
-                // reconciled again.
+                // The status may be older than the trigger, so each cluster must have been reconciled since.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
@@ -125,7 +122,7 @@ impl CrashingOperator<'_> {
         .await
     }
 
-    /// The number of clusters, and the number of reconciles that a pod has completed.
+    /// The number of clusters, and the number of reconciles that the operator has completed.
     async fn reconciles(&self, pod: &Pod) -> Result<(f64, f64)> {
         let clusters = self.sandbox.objects(Kind::EtcdCluster);
         let clusters = clusters.list(&ListParams::default()).await?.items.len();
@@ -142,13 +139,13 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&annotate).await.map(drop)
     }
 
-    /// The name of the pod that holds the lease.
+    /// The name of the pod that holds the Lease.
     async fn holder(&self) -> Result<Option<String>> {
         let lease = self.sandbox.api::<Lease>().get_opt("etcd-operator").await?;
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod is the leader, so that this process handles the next change.
+    /// Waits until the newest pod holds the Lease, so that this process makes the next change.
     async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process is the leader or has crashed",
@@ -185,8 +182,8 @@ impl CrashingOperator<'_> {
         Ok(None)
     }
 
-    /// Starts an operator with this failpoint, in a separate pod with the Deployment's pod template. A rollout of the
-    /// Deployment would take much longer, and its pod would restart and crash again.
+    /// Starts an operator with this failpoint, in a separate pod with the pod template of the Deployment. A rollout of
+    /// the Deployment would take longer, and its pod would crash again and again.
     async fn starts_with(&self, point: &str) -> Result<()> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
@@ -217,8 +214,8 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Deletes the pod of the crashed process and its lease. A crashed process does not release its lease, which
-    /// expires after 20 s.
+    /// Deletes the crashed pod and its Lease. A crashed process does not release its Lease, which would expire only
+    /// after 20 s.
     async fn remove_dead_process(&self) -> Result<()> {
         let last = self.crashes.checked_sub(1).map(process);
         let last = last.map(|name| format!("pod/{name}"));
@@ -233,13 +230,13 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&delete).await.map(drop)
     }
 
-    /// The pod of the operator process that the test has started last.
+    /// The pod of the newest operator process.
     async fn pod(&self) -> Result<Pod> {
         let pods = self.sandbox.api::<Pod>();
         Ok(pods.get(&process(self.crashes)).await?)
     }
 
-    /// Starts the operator without a failpoint. Returns the number of crashes.
+    /// Starts the operator without a failpoint, and returns the number of crashes.
     pub(crate) async fn run_without_failpoints(self) -> Result<usize> {
         self.remove_dead_process().await?;
         let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
@@ -249,7 +246,7 @@ impl CrashingOperator<'_> {
     }
 }
 
-/// The name of the pod that runs the process with this number.
+/// The name of the pod with the process of this number.
 fn process(number: usize) -> String {
     format!("{OPERATOR}-crash-{number}")
 }
@@ -265,7 +262,7 @@ fn has_crashed(pod: &Pod) -> bool {
     })
 }
 
-/// Waits until the cluster has exactly the requested number of members, and one pod for each member.
+/// Waits until the cluster has exactly `size` members, with one pod each.
 pub(crate) async fn await_desired_members(
     sandbox: &Sandbox,
     name: &str,
@@ -275,7 +272,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // The status is read again in each poll, because the restarted operator may not have updated it yet.
+        // Each poll reads the status again, because the restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -290,7 +287,7 @@ pub(crate) async fn await_desired_members(
     .await
 }
 
-/// Each process continues the work of a crashed one. Each step starts when the previous step is complete.
+/// Each process continues the work of a crashed process. Each step starts after the previous step is complete.
 #[tokio::test]
 async fn operator_crashes_between_writes_lose_no_data() {
     cluster_scenario("operator_crash", async |sandbox| {
@@ -320,7 +317,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // The operator must not have created a second set of members, or left an object of the removed member.
+        // The operator must not have created a second set of members, or kept an object of the removed member.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)
@@ -328,7 +325,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
     .await;
 }
 
-/// Crashes the operator at each of `points`, and then starts it without a failpoint.
+/// Crashes the operator at each failpoint, and then starts it without a failpoint.
 async fn crashes(
     sandbox: &Sandbox,
     points: &[&str],
@@ -343,8 +340,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Crashes the operator while clusters form. Returns the names of the clusters other than `c`. If the existing clusters
-/// have already passed a failpoint, the test creates another cluster.
+/// Crashes the operator while clusters form, and returns the names of the clusters except `c`. Creates a new cluster
+/// if the others have passed the failpoint.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());
@@ -364,7 +361,7 @@ async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(others.into_inner())
 }
 
-/// Downgrades the cluster. Returns the version in the spec at the end.
+/// Downgrades the cluster, and returns the version in its spec after all crashes.
 async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
     let version = Cell::new(&new);
@@ -376,7 +373,7 @@ async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     Ok(version.get().clone())
 }
 
-/// The operator's sources and the lists of the tests, including the tests with `--full`, must name the same failpoints.
+/// The tests, including those with `--full`, must use exactly the failpoints in the operator's source code.
 #[test]
 fn crash_tests_include_every_failpoint_of_cluster_operator() {
     let mut points: BTreeSet<String> = BTreeSet::new();

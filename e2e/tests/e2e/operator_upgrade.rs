@@ -1,7 +1,8 @@
-//! A newer operator replaces the running operator, and restarts no member. `two_operators.rs` runs this step.
+//! A newer operator replaces the running operator without a restart of members. `two_operators.rs` calls this
+//! function.
 //!
-//! The test creates pods as another release of the operator might build them for the same spec: with another probe, an
-//! additional variable, and without termination messages. The annotations of these pods record the same spec.
+//! The test creates pods as another release of the operator might have created them: with other probes and variables,
+//! but with annotations that record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::rollout::restarts_by_pod;
 use crate::upgrade::WRITE_INTERVAL;
 
-/// The pod as another release of the operator might build it.
+/// The pod as another release of the operator might have created it.
 fn of_another_release(pod: &Pod) -> Result<Value> {
     let mut old = serde_json::to_value(pod)?;
     old["status"] = Value::Null;
@@ -37,7 +38,7 @@ fn of_another_release(pod: &Pod) -> Result<Value> {
     Ok(old)
 }
 
-/// Creates every pod again on its volume, one by one.
+/// Recreates every pod on its volume, one at a time, in the form of another release.
 async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let (name, old) = (pod.name_any(), of_another_release(&pod)?);
@@ -51,8 +52,7 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the operator, and ensures that no member restarts. The test must have created a cluster `c` with three
-/// members on volumes.
+/// Replaces the operator, and ensures that no member restarts. The cluster `c` must have three members with volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
@@ -73,7 +73,7 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
-    // When every pod has this label, the new operator has compared all pods with the spec.
+    // When all pods have the label, the new operator has compared all pods with the spec.
     let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;

@@ -1,4 +1,4 @@
-//! `spec.paused`: the operator changes nothing, but continues to report.
+//! `spec.paused`: the operator changes nothing, but still updates the status.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
@@ -16,7 +16,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// The name and the UID of every object of one kind.
+/// The name and UID of every object of one kind.
 pub(crate) async fn all<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -60,7 +60,7 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
         )
         .await?;
 
-        // Three changes are pending: for a lost member, a deleted Service, and a new size.
+        // Three changes are pending: a lost member, a deleted Service, and a new size.
         let lost = follower(&before)?;
         sandbox.lose_pod("c", &lost).await?;
         let ended = format!("pod/{lost}");
@@ -72,8 +72,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // The status already reports all three changes, so the operator has reconciled the cluster. It must have
-        // changed nothing.
+        // The status reports all three changes, so the operator has reconciled the cluster. It must not have changed
+        // anything.
         let seen = await_object(
             &clusters,
             "c",
@@ -86,8 +86,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
                         .iter()
                         .any(|member| member["name"] == lost.as_str() && member["healthy"] == false)
                 });
-                // The members have a quorum, but the client Service does not exist, so the cluster is not available to
-                // clients.
+                // The members have a quorum, but the cluster is not available to clients, because its client Service
+                // does not exist.
                 let available = condition(object, "Available");
                 down && available.is_some_and(|found| found["reason"] == "NoEndpoint")
                     && field(object, "/status/observedGeneration").as_i64()
@@ -108,7 +108,7 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
         ensure!(names.contains(&lost), "{lost} is not a member: {names:?}");
-        // The client Service was created again with a new address, so the client with the old address is stopped.
+        // The recreated client Service has a new IP address, so the client must be restarted.
         drop(writer);
         let writer = Writer::start(sandbox, "c").await?;
         writer.finish("pause and resume").await.map(drop)

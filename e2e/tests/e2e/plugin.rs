@@ -1,5 +1,4 @@
-//! The plugin `kubectl etcd`, with kubelets and operators: commands in the containers of members, logs, changes,
-//! backups, restores and recoveries.
+//! The plugin `kubectl etcd`: commands in containers, logs, changes, backups, restores and recoveries.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -19,7 +18,7 @@ async fn status(sandbox: &Sandbox) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// Checks that the numbers in the view come from the members themselves, and not from the status.
+/// Ensures that the values in the output come from the members, and not from the status.
 fn ensure_live(view: &Value, members: usize) -> Result<()> {
     ensure!(
         view["source"] == "members",
@@ -102,8 +101,8 @@ async fn plugin_works_with_tls_and_authentication() {
             .await?;
         let object = sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
-        // With authentication, the plugin runs the etcdctl of this machine through a port-forward, with the password
-        // from the Secret.
+        // With authentication, the plugin runs the local etcdctl through a port-forward, with the password from the
+        // Secret.
         plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
         let value = plugin::run(
             sandbox,
@@ -126,10 +125,10 @@ async fn plugin_works_with_tls_and_authentication() {
     .await;
 }
 
-/// Time limit of each command that waits.
+/// The options of commands that wait.
 const LIMIT: [&str; 3] = ["--wait", "--timeout", "10m"];
 
-/// Runs a command that changes the cluster, without a question, and waits for its result.
+/// Runs a command that changes the cluster, without confirmation, and waits for its result.
 async fn change(sandbox: &Sandbox, args: &[&str]) -> Result<String> {
     let words = [args, &["--yes"][..], &LIMIT[..]].concat();
     step(&args.join(" "), plugin::run(sandbox, &words)).await
@@ -152,8 +151,8 @@ async fn await_state(sandbox: &Sandbox, state: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Deletes the volumes and the pods of the followers at the same time, so that the quorum is lost. The leader has all
-/// acknowledged writes. Then approves the recovery.
+/// Deletes the volumes and pods of the followers at the same time, which loses the quorum, and approves the recovery.
+/// The leader survives with all acknowledged writes.
 async fn recovers(sandbox: &Sandbox) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let survivor = leader(&before)?;

@@ -1,5 +1,5 @@
-//! The commands of the quick start (`docs/quickstart.md`) from the first cluster to the restore, with the expected
-//! output. The test has its own namespace and operators, so the steps with kind are left out.
+//! Runs the commands of `docs/quickstart.md` from the first cluster to the restore, and compares their output. The
+//! steps with kind are skipped.
 
 use anyhow::{Result, ensure};
 use e2e::guide::Guide;
@@ -14,14 +14,14 @@ use crate::fixtures::root;
 
 const CLUSTER: &str = "example-etcd-cluster-durable";
 
-/// Opens a section of the quick start. The reader runs its commands in the root directory of the repository.
+/// Opens a section of the quick start. Its commands expect the root of the repository as current directory.
 fn section(sandbox: &Sandbox, heading: &str) -> Result<Guide> {
     let namespace = format!("-n {} ", sandbox.namespace);
     let examples = format!("-f {}/examples/", root().display());
     let values = [
         ("-n etcd ", namespace.as_str()),
         ("-f examples/", examples.as_str()),
-        // The reader ends this command with Ctrl+C.
+        // The command with `--watch` would not end, so the flag is removed.
         (" --watch", ""),
     ];
     Guide::open(&root().join("docs/quickstart.md"), heading, &values)
@@ -36,14 +36,14 @@ async fn run(sandbox: &Sandbox, guide: &mut Guide, expected: &[&str]) -> Result<
     Ok(())
 }
 
-/// The names of the members' pods, with those that are being deleted.
+/// The names of the members' pods, including terminating pods.
 async fn pod_names(sandbox: &Sandbox) -> Result<Vec<String>> {
     let selector = ListParams::default().labels(&format!("app=etcd,etcd_cluster={CLUSTER}"));
     let pods = sandbox.api::<Pod>().list(&selector).await?;
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Waits as the reader does: until one of the pods has ended, and three members are ready.
+/// Waits until one of the pods is deleted, and three members are ready, as the quick start tells the reader.
 async fn await_replacement(sandbox: &Sandbox, before: &[String]) -> Result<()> {
     until("the pod of the lost member ends", DEADLINE, async || {
         let names = pod_names(sandbox).await?;

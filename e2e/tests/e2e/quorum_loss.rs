@@ -1,6 +1,5 @@
-//! A majority of the members is lost. The operator reports the survivors. After an approval by the user or the policy,
-//! a new cluster continues with the data of a survivor. The new cluster has all writes up to the survivor's revision.
-//! The status names the lost members.
+//! A majority of members is lost, and the status names the survivors. After an approval by the user or by the policy,
+//! a new cluster continues with all data up to the survivor's revision. The status names the lost members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -16,10 +15,10 @@ use crate::operator_crash::CrashingOperator;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
-/// The failpoint at which the operator crashes in the middle of a recovery.
+/// The failpoint at which the operator crashes during a recovery.
 pub(crate) const CRASHES: &[&str] = &["before-record-recovery"];
 
-/// A cluster of three members with data, and a client that writes.
+/// A cluster of three members with data, before the loss.
 struct Before {
     object: DynamicObject,
     writer: Writer,
@@ -55,9 +54,9 @@ fn text(object: &DynamicObject, pointer: &str) -> String {
         .to_owned()
 }
 
-/// Deletes objects of these kinds with the names of members, all at the same time. Returns after their containers have
-/// stopped: with `--force`, a container would outlive its pod, could elect a leader with the survivor, and so make an
-/// approval stale.
+/// Deletes objects of these kinds with the names of members at the same time, and waits until their containers have
+/// stopped. With `--force`, a container could run longer than its pod and form a quorum with the survivor, which would
+/// make an approval stale.
 pub(crate) async fn lose(sandbox: &Sandbox, kinds: &[&str], members: &[String]) -> Result<()> {
     let objects = kinds
         .iter()
@@ -76,7 +75,8 @@ pub(crate) async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until the status reports the loss in a message that contains all fragments in `says`. Returns the EtcdCluster.
+/// Waits until the condition Degraded reports the loss, with all fragments `says` in its message. Returns the
+/// EtcdCluster.
 pub(crate) async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -91,8 +91,7 @@ pub(crate) async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<Dynam
     .await
 }
 
-/// Waits until the recovery after this loss has the phase. Ignores an earlier recovery, which the status may still
-/// describe.
+/// Waits until the recovery from the cluster `before` has this phase. Ignores an earlier recovery in the status.
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
@@ -103,7 +102,7 @@ async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<
     .await
 }
 
-/// Ensures that no recovery has started: the status has the same record of a recovery as before the loss.
+/// Ensures that no recovery has started: the status records the same recovery as before the loss.
 fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
     let record = field(object, "/status/recovery");
     ensure!(
@@ -133,8 +132,8 @@ async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> 
     .await
 }
 
-/// Ensures that the recovered cluster is a new cluster that contains all data up to the survivor's revision, and that
-/// the status names the lost members.
+/// Ensures that the new cluster has all data up to the survivor's revision, and that the status names the lost
+/// members.
 async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> Result<()> {
     await_phase(sandbox, &before, "Complete").await?;
     let after = sandbox.await_members("c", 3).await?;
@@ -184,8 +183,8 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Without volumes, members are lost permanently when their pods are deleted. The recovery starts after an approval, or
-/// by the policy.
+/// Members without volumes lose their data with their pods. The recovery starts after an approval, and then by the
+/// policy.
 #[tokio::test]
 async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
@@ -195,7 +194,7 @@ async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     .await;
 }
 
-/// Each step uses the cluster that the previous step has recovered.
+/// Each step uses the cluster from the previous step.
 #[tokio::test]
 async fn lost_majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
@@ -206,8 +205,8 @@ async fn lost_majority_with_volumes_is_recovered_after_approval() {
     .await;
 }
 
-/// Deletes a majority, and approves the recovery as a user does. The operator crashes before it records the recovery,
-/// and the next process completes it.
+/// Deletes a majority, and approves the recovery. The operator crashes before it records the recovery, and its next
+/// process completes the recovery.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
     lose(sandbox, &["pod"], &before.victims).await?;
@@ -215,7 +214,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // The operator must ignore an approval with another cluster ID, and report it in the status.
+    // The operator must refuse an approval with another cluster ID, and report this.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -237,7 +236,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The EtcdCluster still has the annotation with the old cluster ID, which must not start a second recovery.
+    // The annotation still has the old cluster ID, which must not start a second recovery.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
@@ -255,13 +254,13 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     is_recovered(sandbox, before, "Policy").await
 }
 
-/// The manifest of a cluster whose members have volumes.
+/// The manifest of a cluster with volumes.
 fn durable(sandbox: &Sandbox) -> Result<String> {
     let spec = format!("{DURABLE}  recovery: {{after: 5s, keepVolumes: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 
-/// Waits until the operator reports how to approve a recovery. Ensures that no recovery has started.
+/// Waits until the status explains how to approve a recovery. Ensures that no recovery has started.
 async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let how = format!("{APPROVE}={}", before.cluster_id);
@@ -277,11 +276,11 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(silent)
 }
 
-/// Deletes the pods of a majority while quotas prevent new pods. Ensures that no recovery starts without an approval,
-/// and that an approved recovery is canceled when the quorum returns.
+/// Deletes the pods of a majority while quotas prevent new pods. No recovery starts without an approval. An approved
+/// recovery is canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // With these quotas, neither a second pod nor a fourth volume can be created.
+    // The quotas allow one pod and three PVCs, so the operator can create neither.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -302,7 +301,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The annotation approves the recovery from an earlier loss. The operator must ignore it and report it as stale.
+    // The annotation approves the recovery of an earlier loss, so the operator must report it as stale.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -341,9 +340,8 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Suspends the processes of a majority, and approves a recovery without these members. Ensures that the cluster
-/// continues with the data of the survivor, that the status names the suspended members, and that they are removed from
-/// the cluster and from the endpoints.
+/// Suspends the processes of a majority, and approves a recovery without these members. The new cluster has the
+/// survivor's data. The status names the suspended members, and the operator removes them from the endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
@@ -366,7 +364,7 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     // PVCs and pods are deleted at the same time, so that the quorum is lost. Otherwise the operator would replace the
-    // members one by one.
+    // members one at a time.
     lose(sandbox, &["pvc", "pod"], &before.victims).await?;
     await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
     approve(sandbox, &before.cluster_id).await?;

@@ -1,5 +1,5 @@
-//! The conditions `Ready`, `Reconciling` and `Stalled` follow the rules of kstatus in every state of the three kinds,
-//! so that `kubectl wait`, `helm --wait`, Flux and Argo CD can rely on them.
+//! The conditions `Ready`, `Reconciling` and `Stalled` of all three kinds follow the rules of kstatus, on which
+//! `kubectl wait`, Helm, Flux and Argo CD rely.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use crate::fixtures::{DURABLE, cluster_with, newest_version};
 /// Time limit of the whole test, for a busy machine.
 const TEST: Duration = Duration::from_mins(30);
 
-/// The result of kstatus for an object.
+/// The status of an object as computed by kstatus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kstatus {
     Terminating,
@@ -29,9 +29,8 @@ enum Kstatus {
     Current,
 }
 
-/// Computes the result as kstatus does: `Compute` in pkg/kstatus/status/status.go and `checkGenericProperties` in
-/// pkg/kstatus/status/generic.go of https://github.com/kubernetes-sigs/cli-utils, commit 321951179c8f. The first rule
-/// that applies decides.
+/// Computes the status with the rules of kstatus: `Compute` and `checkGenericProperties` in pkg/kstatus/status of
+/// https://github.com/kubernetes-sigs/cli-utils, commit 321951179c8f.
 fn kstatus(object: &DynamicObject) -> Kstatus {
     if object.metadata.deletion_timestamp.is_some() {
         return Kstatus::Terminating;
@@ -52,11 +51,11 @@ fn kstatus(object: &DynamicObject) -> Kstatus {
     Kstatus::Current
 }
 
-/// Checks one observed state. `before` is the previous state of the same object.
+/// Checks one state of an object. `before` is its previous state.
 fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     let result = kstatus(object);
     let observed = field(object, "/status/observedGeneration").as_i64();
-    // Without this field, kstatus would regard a new object as current.
+    // Without `observedGeneration`, kstatus would consider a new object current.
     ensure!(observed.is_some(), "status.observedGeneration is missing");
     if result == Kstatus::Terminating || observed != object.metadata.generation {
         return Ok(());
@@ -72,7 +71,7 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
         "kstatus computes {result:?}, and Ready is {}",
         ready["status"]
     );
-    // By the convention of kstatus, these conditions exist only while they are True.
+    // By the convention of kstatus, these conditions exist only if they are True.
     let mut abnormal = Vec::new();
     for kind in ["Reconciling", "Stalled"] {
         let Some(found) = condition(object, kind) else {
@@ -99,7 +98,7 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     if let Some(earlier) = earlier {
         let same_status = earlier["status"] == ready["status"];
         let same_time = earlier["lastTransitionTime"] == ready["lastTransitionTime"];
-        // Two changes within one second have the same time.
+        // Times have a resolution of one second, so a changed status may have the same time.
         ensure!(
             same_time || !same_status,
             "the transition time of Ready changed without its status"
@@ -108,12 +107,12 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     Ok(())
 }
 
-/// All observed states of the objects of one kind.
+/// All states of the objects of one kind.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<DynamicObject>>>);
 
 impl Seen {
-    /// Observes every change from now on.
+    /// Starts to record every change.
     async fn start(&self, sandbox: &Sandbox, kind: Kind) -> Result<JoinHandle<Result<()>>> {
         let api = sandbox.objects(kind);
         let list = api.list(&ListParams::default()).await?;
@@ -134,7 +133,7 @@ impl Seen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks all states, and returns the results of kstatus with the reasons of `Ready`, as in `InProgress Pending`.
+    /// Checks all states, and returns each kstatus result with the reason of `Ready`, such as `InProgress Pending`.
     fn verify(&self, name: &str) -> Result<BTreeSet<String>> {
         let states = self.states();
         let of_object: Vec<_> = states
@@ -162,7 +161,7 @@ impl Seen {
     }
 }
 
-/// Runs `kubectl wait` for a condition. kubectl also requires that the condition belongs to the current generation.
+/// Runs `kubectl wait` for a condition of the current generation.
 async fn kubectl_wait(sandbox: &Sandbox, object: &str, condition: &str) -> Result<()> {
     let condition = format!("--for=condition={condition}");
     let timeout = format!("--timeout={}s", DEADLINE.as_secs());
@@ -176,8 +175,8 @@ async fn patch(sandbox: &Sandbox, spec: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Bootstraps and scales a cluster, sets an unsupported version, corrects it, pauses the cluster, and resumes it. Waits
-/// for the expected condition after each change.
+/// Creates and scales a cluster, sets and corrects an unsupported version, pauses and resumes the cluster. Waits for
+/// the expected condition after each change.
 async fn walk_cluster(sandbox: &Sandbox) -> Result<()> {
     let object = "etcdcluster/c";
     let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
@@ -197,7 +196,8 @@ async fn walk_cluster(sandbox: &Sandbox) -> Result<()> {
     kubectl_wait(sandbox, object, "Ready").await
 }
 
-/// Runs backups that wait for a PVC, succeed, follow a schedule, or fail. Waits for the expected condition of each.
+/// Creates EtcdBackups that wait for a PVC, succeed, follow a schedule, or fail. Waits for the expected condition of
+/// each.
 async fn walk_backups(sandbox: &Sandbox) -> Result<()> {
     let late = pvc_backup("late", "  backupPolicy: {timeoutInSecond: 1}\n");
     sandbox.apply(&pvc_backup("once", "")).await?;
@@ -212,8 +212,8 @@ async fn walk_backups(sandbox: &Sandbox) -> Result<()> {
     kubectl_wait(sandbox, "etcdbackup/hourly", "Ready").await
 }
 
-/// Restores into a new cluster, and requests a restore that the operator rejects because the cluster exists. Waits for
-/// the expected condition of each restore.
+/// Creates a restore into a new cluster, and a restore that fails because its cluster exists. Waits for the expected
+/// condition of each.
 async fn walk_restores(sandbox: &Sandbox) -> Result<()> {
     let version = newest_version(&sandbox.env)?;
     let restore = |name: &str, cluster: &str| {

@@ -1,5 +1,5 @@
-//! The operators are upgraded from the release of an earlier commit to this release, and rolled back, by the commands
-//! in `docs/upgrades.md`. No member restarts, and the clusters serve clients during all steps.
+//! The operators are upgraded from an earlier commit to this one and rolled back, with the commands in
+//! `docs/upgrades.md`. No member restarts, and the clusters serve clients all the time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,14 +32,14 @@ const OPERATORS: [&str; 3] = [
     "etcd-backup-operator",
     "etcd-restore-operator",
 ];
-/// The periodic EtcdBackup of the cluster with TLS.
+/// The scheduled EtcdBackup of the cluster with TLS.
 const BACKUP: &str = "periodic";
-/// A field that only the CRDs of a later release have. In this test, the CRDs get the field.
+/// A field that a later release could add. The test adds it to the CRDs.
 const LATER: &str = "fieldOfLaterRelease";
-/// How long the watch of the conditions may run. The test ends it earlier.
+/// Time limit for the watch of the conditions. The test ends earlier.
 const WATCH_LIMIT: Duration = Duration::from_hours(1);
 
-/// For each pod of the clusters: its UID, and the ID and the restarts of each container.
+/// The UID of each pod, and the ID and restarts of each of its containers.
 type Lives = BTreeMap<String, (String, Vec<(String, i32)>)>;
 
 async fn lives(sandbox: &Sandbox) -> Result<Lives> {
@@ -64,11 +64,12 @@ async fn lives(sandbox: &Sandbox) -> Result<Lives> {
     Ok(all)
 }
 
-/// Observes the conditions of all clusters in the background.
+/// Records conditions that show that a cluster does not serve.
 struct ConditionWatch {
     task: JoinHandle<()>,
     faults: Arc<Mutex<Vec<String>>>,
-    /// Whether `Ready` must be true, in addition to `Available`. A change of the spec makes `Ready` false for a moment.
+    /// True if `Ready` must be True too. False while the test changes a spec, because then `Ready` is False for a
+    /// moment.
     needs_ready: Arc<AtomicBool>,
 }
 
@@ -103,8 +104,8 @@ impl Drop for ConditionWatch {
     }
 }
 
-/// Adds each state in which a cluster does not serve to `faults`. Never returns. If a change of a CRD ends the watch,
-/// the function lists the clusters again and starts a new watch.
+/// Adds each state in which a cluster does not serve to `faults`. A change of a CRD ends the watch, so the function
+/// then starts again. Never returns.
 async fn observe(
     clusters: Api<DynamicObject>,
     faults: Arc<Mutex<Vec<String>>>,
@@ -134,13 +135,13 @@ async fn observe(
             }
             None::<()>
         };
-        // The watch ends with an error if the API server no longer has the changes.
+        // The watch fails if the API server no longer has the changes, and the loop then starts a new watch.
         let params = WatchParams::default();
         drop(watch_until(&clusters, &params, &since, WATCH_LIMIT, seen).await);
     }
 }
 
-/// The clients and the state of the members before the first upgrade.
+/// The clients, and the pods before the first upgrade.
 struct Fleet<'a> {
     sandbox: &'a Sandbox,
     writers: Vec<Writer>,
@@ -148,7 +149,7 @@ struct Fleet<'a> {
     watch: ConditionWatch,
 }
 
-/// Installs a release, or upgrades to it, as `docs/upgrades.md` describes.
+/// Installs or upgrades to a release with the options in `docs/upgrades.md`.
 async fn install(sandbox: &Sandbox, env: &Env, settings: &[&str]) -> Result<()> {
     let all = [&["--reset-then-reuse-values"], settings].concat();
     chart::install(env, RELEASE, &sandbox.namespace, &all)
@@ -156,7 +157,7 @@ async fn install(sandbox: &Sandbox, env: &Env, settings: &[&str]) -> Result<()> 
         .map(drop)
 }
 
-/// Waits until all operators have the image of the release, and the cluster operator has reconciled all clusters.
+/// Waits until all operators run the image of `env`, and the cluster operator has reconciled all clusters.
 async fn await_operators(sandbox: &Sandbox, env: &Env) -> Result<()> {
     for operator in OPERATORS {
         let deployment = format!("deployment/{operator}");
@@ -168,7 +169,7 @@ async fn await_operators(sandbox: &Sandbox, env: &Env) -> Result<()> {
         let images: Vec<String> = pods.iter().filter_map(image).collect();
         ensure!(images == [env.image.clone()], "{operator}: {images:?}");
     }
-    // An operator reports this metric of a cluster after its first reconcile of the cluster.
+    // The operator sets this metric in its first reconcile of a cluster.
     until("all clusters are reconciled", DEADLINE, async || {
         let page = Page::of_operator(sandbox, OPERATORS[0]).await?;
         let sum = |cluster: &&str| {
@@ -187,7 +188,7 @@ async fn await_operators(sandbox: &Sandbox, env: &Env) -> Result<()> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Installs the earlier release, and creates the clusters, the backups and the clients.
+    /// Installs the earlier release, and creates clusters, backups and clients.
     async fn begin(sandbox: &'a Sandbox, earlier: &Env, bucket: &Bucket) -> Result<Self> {
         install(sandbox, earlier, &[]).await?;
         sandbox.await_operators().await?;
@@ -224,9 +225,8 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Waits until the operators of the release manage all clusters, changes the labels of all pods through the specs,
-    /// and ensures that no member has restarted. Before an operator changes labels, it has compared the pods with the
-    /// spec.
+    /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An
+    /// operator compares pods with the spec before it changes labels, so this shows that no member is restarted.
     async fn verify(&self, env: &Env, label: &str) -> Result<()> {
         let sandbox = self.sandbox;
         await_operators(sandbox, env).await?;
@@ -290,7 +290,7 @@ async fn await_label(sandbox: &Sandbox, cluster: &str, label: &str) -> Result<()
     .await
 }
 
-/// Waits for the next backup of the periodic EtcdBackup.
+/// Waits for the next backup of the scheduled EtcdBackup.
 async fn next_backup(sandbox: &Sandbox) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let before = location(&backups.get(BACKUP).await?);
@@ -304,14 +304,14 @@ async fn next_backup(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The versions in the CRDs, with their schemas.
+/// The versions of the CRDs, with their schemas.
 async fn schemas(sandbox: &Sandbox) -> Result<String> {
     let words = ["get", "crd", "-o", "jsonpath={.items[*].spec.versions}"];
     sandbox.kubectl(&words).await
 }
 
-/// Adds the field of a later release to the CRDs, as the upgrade to that release would do. Uses the field manager of
-/// Helm, because Helm rejects its next upgrade if another manager has changed a CRD.
+/// Adds the field of a later release to the CRDs. Uses Helm's field manager, because Helm's next upgrade would fail if
+/// another manager had changed a CRD.
 async fn install_crds_of_later_release(sandbox: &Sandbox) -> Result<()> {
     for kind in ["etcdclusters", "etcdbackups"] {
         let name = format!("{kind}.etcd.database.coreos.com");
@@ -337,15 +337,15 @@ async fn install_crds_of_later_release(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Sets the field of a later release in an EtcdCluster and an EtcdBackup.
+/// Sets the field of a later release in an EtcdCluster and in an EtcdBackup.
 async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
-        // The API server removes the field until it serves the new schema.
+        // The API server drops the field until it uses the new schema.
         until("the field is stored", DEADLINE, async || {
             let resource = format!("{kind:?}").to_lowercase();
             for (part, more) in [
                 ("spec", &["--field-manager=user"][..]),
-                // A later release writes each record of the status with a field manager of its own.
+                // A later release may write each part of the status with its own field manager.
                 (
                     "status",
                     &["--subresource=status", "--field-manager=later-record"][..],
@@ -370,7 +370,7 @@ fn field_of_later_release(object: &DynamicObject) -> [Value; 2] {
     ["spec", "status"].map(|part| field(object, &format!("/{part}/{LATER}")).clone())
 }
 
-/// The earlier operators have written the status and the metadata of both objects, and must keep the unknown fields.
+/// The earlier operators write the status and metadata of both objects, and must keep unknown fields.
 async fn field_of_later_release_is_kept(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
         let object = sandbox.objects(kind).get(name).await?;
@@ -411,7 +411,7 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     step("roll back and keep the CRDs", async {
-        // The new field changes the spec, so `Ready` is false for a moment.
+        // The new field changes the spec, so `Ready` is False for a moment.
         fleet.watch.require_ready(false);
         install_crds_of_later_release(sandbox).await?;
         use_field_of_later_release(sandbox).await?;
@@ -423,7 +423,7 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     step("upgrade with the CRDs", async {
-        // This release does not have the field, so the API server no longer returns it.
+        // The CRDs of this release lack the field, so the API server no longer returns it.
         install(sandbox, this, &["--set", "crds.install=true"]).await?;
         ensure!(schemas(sandbox).await? == after, "the CRDs differ");
         fleet.verify(this, "upgraded-at-last").await
@@ -432,8 +432,8 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     fleet.finish().await
 }
 
-/// This module is named `previous` because the test needs the release of an earlier commit. The test runs alone,
-/// because it replaces the CRDs.
+/// The module is named `previous`, because the test needs the image of an earlier commit. The test runs alone, because
+/// it replaces the CRDs.
 mod previous {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{chart, step};
@@ -448,7 +448,7 @@ mod previous {
                 sandbox.print_state().await;
             }
             let repaired = step("restore the CRDs", async {
-                // If the test has failed early, the release does not exist. Other tests need the CRDs also then.
+                // Other tests need the CRDs, even if this test has failed. The release may not exist then.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

@@ -1,5 +1,5 @@
-//! The restore operator crashes before writes of a restore. Each process crashes at another write, and the last process
-//! completes the restore. `restore_interrupted.rs` runs the crashes in [`CRASHES`].
+//! The restore operator crashes before writes of a restore. Each process crashes before another write, and the last
+//! process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// The failpoint before the operator deletes a failed pod of the seed. The test makes the pod fail permanently first.
+/// The failpoint before the operator deletes the failed pod of a seed. The test first makes this pod fail.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes that the tests cause even without `--full`, during an in-place restore. They leave, in this order: some
-/// objects of the seed, all objects before the cutover, a completed cutover, and a failed pod of the seed. The model of
-/// the restore crashes between any two writes, and the tests in `full` crash before each write.
+/// The crashes that do not need `--full`, in a restore in place. They leave: some objects of the seed; a verified seed;
+/// old members after the cutover; a failed pod of the seed; a seed outside of the restored cluster. With `--full`,
+/// tests crash before every write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Failpoints before every write of an in-place restore, in its order.
+/// Failpoints of all writes of a restore in place, in order.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",
@@ -51,7 +51,7 @@ const IN_PLACE: &[&str] = &[
     "restore-before-status",
 ];
 
-/// Failpoints before every write of a restore that fails permanently.
+/// Failpoints of all writes of a restore that fails.
 const ABANDONED: &[&str] = &[
     "restore-before-abandon",
     "restore-before-discard-seed",
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// Failpoints before the writes of a restore into a new cluster, except those that create the seed.
+/// Failpoints of the writes of a restore into a new cluster, except those that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -70,7 +70,7 @@ const NEW: &[&str] = &[
     "restore-before-expire",
 ];
 
-/// Restarts the operator with one more environment variable. The previous process has stopped at its failpoint.
+/// Restarts the operator with an additional environment variable. The previous process has crashed.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
@@ -79,13 +79,13 @@ pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Resul
     free_lease(sandbox).await
 }
 
-/// Deletes the lease. A crashed process does not release its lease, which expires only after some time.
+/// Deletes the Lease, because a crashed process does not release it.
 async fn free_lease(sandbox: &Sandbox) -> Result<()> {
     let delete = ["delete", "lease", OPERATOR, "--ignore-not-found"];
     sandbox.kubectl(&delete).await.map(drop)
 }
 
-/// Waits until the operator has crashed at this point. Fails if it crashed for another reason.
+/// Waits until the operator has crashed at this failpoint. Fails after any other crash.
 pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
@@ -133,8 +133,7 @@ fn has_crashed(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
-/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. The kubelet does not restart the
-/// containers of such a pod.
+/// Makes the kubelet stop the pod of the seed permanently, as in an eviction.
 pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restore = sandbox.objects(Kind::EtcdRestore).get(restore).await?;
     let seed = field(&restore, "/status/seed/member").as_str();
@@ -170,26 +169,25 @@ async fn scale_operator(sandbox: &Sandbox, replicas: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Stops the restore operator, and starts a new process with the same environment variables.
+/// Stops the restore operator, and starts it again with the same environment variables.
 pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     stop_operator(sandbox).await?;
     free_lease(sandbox).await?;
     start_operator(sandbox).await
 }
 
-/// Restarts the operator with this failpoint. Waits until no other process exists.
+/// Restarts the operator with this failpoint, and waits until no other process exists.
 pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Result<()> {
     restart_with_env(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint. It could acquire the lease and perform the write without a crash, so the
-    // test waits until it has ended.
+    // The previous process has no failpoint. It could make the write without a crash, so the test waits until it has
+    // stopped.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
-/// Applies the manifest of an EtcdRestore, and crashes the operator at each point, in this order. Then starts the
-/// operator without a failpoint.
+/// Applies an EtcdRestore, crashes the operator at each failpoint, and then starts the operator without a failpoint.
 async fn crash_at_each(
     sandbox: &Sandbox,
     points: &[&str],
@@ -202,8 +200,8 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped before the object is applied. Otherwise a process with the previous failpoint
-            // could perform the next write.
+            // The operator is stopped before the pod fails, because a process with the previous failpoint could make
+            // the next write.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;
@@ -216,7 +214,7 @@ async fn crash_at_each(
     restart_with_env(sandbox, "FAILPOINTS-").await
 }
 
-/// Ensures that an in-place restore completes after these crashes.
+/// Ensures that a restore in place completes after these crashes.
 pub(crate) async fn completes_after_crashes(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -235,8 +233,7 @@ pub(crate) async fn completes_after_crashes(
     is_replaced(sandbox, running, &before, &after).await
 }
 
-/// Ensures that the EtcdCluster is the same object with a new etcd cluster. The new cluster must contain the keys of
-/// the backup, and no newer keys.
+/// Ensures that the EtcdCluster is the same object, and that its new etcd cluster has exactly the keys of the backup.
 pub(crate) async fn is_replaced(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -259,7 +256,7 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) 
     running.state.ensure_same(&is)
 }
 
-/// The operator's sources and the lists of this file must name the same failpoints.
+/// The tests must use exactly the failpoints in the operator's source code.
 #[test]
 fn crash_tests_include_every_failpoint_of_restore_operator() {
     let mut points = BTreeSet::new();
@@ -280,8 +277,7 @@ fn crash_tests_include_every_failpoint_of_restore_operator() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// Crashes before every write. These tests run only with `--full`. The model of the restore operator always runs, and
-/// covers the same crashes.
+/// These tests run only with `--full`. Without `--full`, the model of the restore operator covers the same crashes.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;

@@ -1,5 +1,5 @@
-//! Restores that are rejected, fail or are canceled do not change the running cluster (invariant 9). If the manifest of
-//! a backup records a spec with additional containers, a restore does not run them (invariant 27).
+//! Restores that are rejected, fail or are canceled do not change the running cluster (invariant 9). A restore does
+//! not run additional containers that the manifest of a backup contains (invariant 27).
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::restore_storage::{
     await_no_seed, new_cluster_without_class, restore_without_class, running_cluster_without_quota,
 };
 
-/// The pod of a member: its name, its UID, and the number of its restarts.
+/// A member's pod: its name, its UID, and its number of restarts.
 type Seen = (String, Option<String>, i32);
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn failed_restores_leave_running_cluster_unchanged() {
     .await;
 }
 
-/// Runs a step, and ensures that it has not changed the cluster.
+/// Runs a step, and ensures that the cluster is unchanged.
 async fn ensure_unchanged_by(
     name: &str,
     work: impl Future<Output = Result<()>>,
@@ -70,8 +70,8 @@ async fn ensure_unchanged_by(
     step(name, all).await
 }
 
-/// Ensures that the cluster, its members, pods, volumes and keys are unchanged, that no object of a seed exists, and
-/// that the cluster operator manages the cluster.
+/// Ensures that the members, pods, volumes and keys are unchanged, that no object of a seed exists, and that the
+/// cluster operator manages the cluster.
 async fn ensure_unchanged(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -102,8 +102,8 @@ async fn ensure_unchanged(
     is_managed(sandbox).await
 }
 
-/// Checks that the cluster operator manages the cluster: it must repair an object that the test has changed. While a
-/// restore lock exists, the operator would not repair it.
+/// Deletes an object, and waits until the cluster operator repairs it. The operator would not do this if a restore
+/// lock existed.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;
@@ -141,8 +141,8 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 27: every user with write access to the bucket can add a container to the spec in the manifest of the
-/// backup. Therefore the restore creates no EtcdCluster from a recorded spec with additional containers.
+/// Invariant 27: a user with write access to the bucket can add a container to the manifest of a backup. A restore
+/// must not create an EtcdCluster from such a spec.
 async fn invariant_27_refuses_recorded_sidecar(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -182,8 +182,7 @@ async fn invariant_27_refuses_recorded_sidecar(
     await_restore_deleted(sandbox, "changed").await
 }
 
-/// Restores a damaged backup in place and into a new cluster. The damage must be detected before etcd starts on the
-/// data.
+/// Restores a damaged backup in place and into a new cluster. The operator must detect the damage before etcd starts.
 async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let bucket = &running.bucket;
     let mut content = bucket.read("etcd.backup").await?;

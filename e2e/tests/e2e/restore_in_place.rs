@@ -1,4 +1,4 @@
-//! In-place restores, while clients write and read, and with an increased revision.
+//! Restores in place while clients read and write, and with a raised revision.
 
 use std::time::Duration;
 
@@ -23,22 +23,21 @@ use crate::restore_sources::{await_equal_restore, seconds_between, time};
 
 const KEYS: usize = 500;
 pub(crate) const RESTORE_LOCK: &str = "etcd.database.coreos.com/restore";
-/// How long old volumes are kept. The new cluster is complete before this time ends.
+/// How long the old volumes are kept, which is longer than the restore takes.
 const KEEP_OLD_DATA: Duration = Duration::from_secs(40);
-/// The longest acceptable downtime. It is many times the downtime on an idle machine, so that the test passes on a busy
-/// machine.
+/// The maximum downtime. A busy machine needs much more time than an idle machine.
 const MAX_DOWNTIME: Duration = Duration::from_mins(2);
 
-/// A running cluster that has a backup, and keys that are newer than the backup.
+/// A running cluster with a backup. Some of its keys are newer than the backup.
 pub(crate) struct RunningCluster {
     pub(crate) bucket: Bucket,
     pub(crate) before: DynamicObject,
     pub(crate) keys: Keyspace,
-    /// The content of the backup.
+    /// The data in the backup.
     pub(crate) state: StoreState,
 }
 
-/// Creates a cluster `c` with three members on volumes, and its backup `etcd.backup` in the bucket.
+/// Creates the cluster `c` with three members and volumes, and its backup `etcd.backup` in the bucket.
 pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningCluster> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
@@ -63,12 +62,12 @@ pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningClus
     })
 }
 
-/// The manifest of an in-place restore of the backup `etcd.backup`.
+/// The manifest of a restore in place from the backup `etcd.backup`.
 pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
-/// Like [`in_place_restore`], but the caller chooses the name of the EtcdRestore and the key of the backup.
+/// Like [`in_place_restore`], with another name of the EtcdRestore and another key of the backup.
 pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,
@@ -86,7 +85,7 @@ pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
     cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
-/// Ensures that the restored cluster has a new token, which distinguishes its members from the old members.
+/// Ensures that the restored cluster has a new cluster token, which separates it from the old members.
 pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));
@@ -94,8 +93,8 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the status describes the restored cluster and no restore lock exists. Until its next reconcile, the
-/// cluster operator reports the previous cluster.
+/// Waits until the status describes the restored cluster, and no restore lock exists. Until its next reconcile, the
+/// operator still reports the old cluster.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
@@ -107,7 +106,7 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
     .map(drop)
 }
 
-/// Waits until an EtcdRestore does not exist, after it was deleted or has expired.
+/// Waits until the EtcdRestore does not exist any more.
 pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     until("the EtcdRestore is deleted", DEADLINE, async || {
@@ -119,12 +118,12 @@ pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> R
     .await
 }
 
-/// The pods of the members of `c`, each with its name, UID and number of restarts.
+/// The name, UID and restarts of each pod of the cluster `c`.
 pub(crate) async fn restarts_of(sandbox: &Sandbox) -> Result<Vec<(String, Option<String>, i32)>> {
     restarts_of_cluster(sandbox, "c").await
 }
 
-/// Like [`restarts_of`], for any cluster.
+/// Like [`restarts_of`], for the cluster `cluster`.
 pub(crate) async fn restarts_of_cluster(
     sandbox: &Sandbox,
     cluster: &str,
@@ -174,8 +173,8 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach the old and the new cluster at the same time. The old volumes are kept
-/// for the time in the EtcdRestore.
+/// Clients keep their address, and never reach the old cluster after the new one. The old volumes stay for the time in
+/// the EtcdRestore.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
@@ -208,7 +207,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         service_uids(sandbox).await? == services,
         "a Service was recreated"
     );
-    // The address of the cluster is the same, so clients can reconnect.
+    // The Services are the same, so clients can reconnect.
     writer.await_more(10).await?;
     reader.await_more(10).await?;
     let tally = writer.finish_counting("in-place restore").await?;
@@ -217,8 +216,8 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         "writes that are newer than the backup still exist"
     );
     ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
-    // Invariant 17: after the first response of the new cluster, the old cluster never responds. Every response has all
-    // keys.
+    // Invariant 17: the old cluster answers no read after the first response of the new cluster. Every response has
+    // all keys.
     let summary = reader.finish(KEYS)?;
     ensure!(summary.clusters.len() == 2, "{summary:?}");
     ensure!(summary.gap < MAX_DOWNTIME, "{summary:?}");
@@ -235,12 +234,12 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The time for which the old volumes are kept starts when the new cluster is complete, which is the case now.
+    // The new cluster is complete now, so the time for which old volumes are kept has started.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The volumes of the replaced cluster are kept for the requested time, and then deleted.
+/// Ensures that the old volumes are kept for the requested time, and then deleted.
 async fn old_volumes_expire(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -265,8 +264,7 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a slow machine, the time may already have ended before the new cluster is complete. Volumes that are already
-    // deleted are not checked.
+    // On a slow machine, the time may have ended already. Deleted volumes are not checked.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -294,7 +292,7 @@ async fn old_volumes_expire(
     Ok(())
 }
 
-/// Ensures that every member has the keys, by reading from each member separately.
+/// Reads from each member, and ensures that every member has all keys.
 async fn ensure_every_member_has(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -310,8 +308,8 @@ async fn ensure_every_member_has(
     Ok(())
 }
 
-/// A client continues a watch at a revision of the replaced history. etcd must cancel the watch, so that the client
-/// knows that it has missed changes.
+/// A client resumes a watch at a revision of the old cluster. etcd must cancel this watch, so that the client notices
+/// the missed changes.
 async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
@@ -335,12 +333,12 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
         compacted > seen,
         "etcd has compacted only up to {compacted}, but the client had seen revision {seen}"
     );
-    // The requested time is one day, so the volumes of the replaced cluster must still exist.
+    // `keepOldData` is one day, so the old volumes still exist.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
-    // Values, revisions, versions and leases are the same as in the backup. The hash differs, because it covers the
-    // history since the last compaction: the restore discards this history, and etcdutl adds a record that raises the
-    // revision. Therefore the test only ensures that all members have the same hash.
+    // The restored keys and leases equal the backup. The hash differs, because it covers the history since the last
+    // compaction, which the restore changes to raise the revision. So the test only compares the hashes of the
+    // members.
     let after = StoreState::now(&keys).await?;
     running.state.ensure_same_keys(&after)?;
     ensure_every_member_has(sandbox, &is, &after).await?;
@@ -348,7 +346,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let error = before.err().context("the old history still exists")?;
     ensure!(format!("{error:#}").contains("compacted"), "{error:#}");
     drop(keys);
-    // The deletion of new members' volumes must not delete the old volumes.
+    // When members are removed, the operator must not delete the old volumes.
     sandbox.scale("c", 1).await?;
     sandbox.await_members("c", 1).await?;
     await_volumes(sandbox, old.len() + 1).await?;

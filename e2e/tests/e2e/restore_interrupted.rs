@@ -48,8 +48,8 @@ async fn interrupted_restores_leave_one_complete_cluster() {
     .await;
 }
 
-/// Deletes the EtcdRestore of a new cluster before the cutover. All objects that the restore has created are deleted
-/// too. Returns the unfinished EtcdCluster.
+/// Deletes the EtcdRestore of a new cluster before the cutover. Kubernetes must delete all objects of the restore.
+/// Returns the unfinished EtcdCluster.
 async fn new_cluster_is_deleted(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -66,7 +66,7 @@ async fn new_cluster_is_deleted(
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // The new process has the same failpoint, and would crash if it continued the restore.
+    // If the new process continued the restore, it would crash at the same failpoint.
     restart_operator(sandbox).await?;
     await_restore_deleted(sandbox, "new").await?;
     until("all objects are deleted", DEADLINE, async || {
@@ -83,8 +83,7 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A new EtcdRestore can use the names of the deleted EtcdRestore. The restored cluster remains after the new
-/// EtcdRestore has expired.
+/// A second EtcdRestore can use the same names. Its cluster stays after this EtcdRestore has expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -107,8 +106,7 @@ async fn new_cluster_is_restored_again(
     has_the_backup(sandbox, running).await
 }
 
-/// Deletes the EtcdRestore of an in-place restore before the cutover, while the operator is stopped at its failpoint.
-/// The running cluster is unchanged.
+/// Deletes the EtcdRestore of a restore in place before the cutover. The running cluster must be unchanged.
 async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let pods = restarts_of(sandbox).await?;
     let writer = Writer::start(sandbox, "c").await?;
@@ -139,7 +137,7 @@ async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> R
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// Deletes the EtcdRestore after the cutover. The restore still completes.
+/// Deletes the EtcdRestore after the cutover. The restore must still complete.
 async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
     restart_with_failpoint(sandbox, point).await?;
@@ -158,8 +156,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The names of the pods, volumes and Services that belong to single members. The two Services of the whole cluster are
-/// not included.
+/// The names of the pods, PVCs and Services of single members, without the two Services of the cluster.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

@@ -1,4 +1,4 @@
-//! A restore in another namespace, and a snapshot of `etcdctl snapshot save`. `restore_sources.rs` uses both.
+//! Restores into another namespace, and saves a snapshot with etcdctl. `restore_sources.rs` calls these functions.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -9,8 +9,8 @@ use tokio::process::Command;
 
 use crate::restore_sources::{Sources, await_equal_restore};
 
-/// Restores into a cluster with the same name in another namespace, which has its own operators. The first cluster is
-/// not changed.
+/// Restores into a cluster of the same name in another namespace with its own operators. The first cluster must not
+/// change.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let other = Sandbox::create("restore_other_namespace").await?;
     let outcome = async {
@@ -38,8 +38,8 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
     outcome
 }
 
-/// Saves a snapshot with `etcdctl snapshot save`. On a user's cluster, where etcdctl may be missing, the test creates
-/// the same file through etcd's API.
+/// Saves a snapshot with `etcdctl snapshot save`. Outside of the testbed, etcdctl may be missing, so the test reads
+/// the same snapshot through etcd's API.
 pub(crate) async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
     if sandbox.env.xtask.is_none() {
         return keys.snapshot().await;

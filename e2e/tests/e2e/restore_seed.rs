@@ -1,5 +1,5 @@
 //! The pod of a restore's seed fails permanently before the cutover. The seed has no volume, so its data is lost, and
-//! the operator creates the seed again.
+//! the operator recreates the seed.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -18,7 +18,7 @@ use crate::restore_in_place::ensure_new_token;
 use crate::restore_sources::{await_equal_restore, filled_cluster};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// The failpoint at which the operator stops when it has verified the seed.
+/// The failpoint after the operator has verified the seed.
 const VERIFIED: &str = "restore-before-record-formed";
 
 #[tokio::test]
@@ -34,15 +34,15 @@ async fn failed_seed_is_recreated_from_recorded_backup() {
     .await;
 }
 
-/// Makes the seed fail permanently while no operator runs.
+/// Makes the seed's pod fail permanently while no operator runs.
 async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     await_crash(sandbox, VERIFIED).await?;
     stop_operator(sandbox).await?;
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// A restore records at its start which backup is the newest. While the seed is created again, a newer backup exists.
-/// The restore must not use it.
+/// A restore records the newest backup when it starts. It must use this backup for the recreated seed, although a
+/// newer backup exists.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -86,7 +86,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The seed of an in-place restore is lost. The running cluster still serves its clients.
+/// The seed of a restore in place is lost, and the running cluster still serves clients.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;
@@ -105,7 +105,7 @@ async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Resul
     await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
-    // The status of the new cluster records the token with which the seed was created.
+    // The status of the new cluster has the cluster token of the seed.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
     ensure_new_token(&before, &after)?;

@@ -1,5 +1,5 @@
-//! Restores from every kind of source. Each restored cluster has all keys, versions, leases and revisions of its
-//! backup, and the same hash.
+//! Restores from every kind of source. Each restored cluster has the keys, versions, leases, revisions and hash of its
+//! backup.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -18,7 +18,7 @@ use crate::restore_other_namespace::{other_namespace, save};
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
 
-/// Creates a cluster whose data includes leases, old versions and deleted keys, and creates a bucket.
+/// Creates a bucket, and a cluster with leases, old versions of keys, and deleted keys.
 pub(crate) async fn filled_cluster(
     sandbox: &Sandbox,
     manifest: &str,
@@ -33,7 +33,7 @@ pub(crate) async fn filled_cluster(
     Ok((bucket, keys))
 }
 
-/// Waits until the restore `name` of `cluster` is complete, and ensures that the restored data equals `before`.
+/// Waits until the restore is complete, and ensures that the cluster has the data `before`.
 pub(crate) async fn await_equal_restore(
     sandbox: &Sandbox,
     name: &str,
@@ -50,7 +50,7 @@ pub(crate) async fn await_equal_restore(
     Ok(done)
 }
 
-/// The number of seconds between two times in an object's status.
+/// The seconds between two times in the status of an object.
 pub(crate) fn seconds_between(object: &DynamicObject, from: &str, to: &str) -> Result<i64> {
     let (from, to) = (time(object, from)?, time(object, to)?);
     Ok(to.duration_since(from).as_secs())
@@ -64,19 +64,19 @@ pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     text.parse().with_context(|| format!("{pointer}: {text}"))
 }
 
-/// A cluster `c` with one member on a volume, and the backups of this cluster.
+/// A cluster `c` with one member and a volume, and its backups.
 pub(crate) struct Sources {
     pub(crate) bucket: Bucket,
     pub(crate) keys: Keyspace,
-    /// The earlier of two backups by the EtcdBackup `often`.
+    /// The first of two backups of the EtcdBackup `often`.
     pub(crate) early: Source,
-    /// The later of these two backups.
+    /// The second of two backups of the EtcdBackup `often`.
     pub(crate) late: Source,
-    /// A time at which only the earlier backup was complete.
+    /// A time between the first and the second backup.
     between: String,
 }
 
-/// A backup, with its path and its content.
+/// The path and the data of a backup.
 pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) state: StoreState,
@@ -144,8 +144,8 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     })
 }
 
-/// Restores by path, by the name of the EtcdBackup, by name and time, and from a manual snapshot with a template. Each
-/// restore creates a cluster, and the original cluster is unchanged.
+/// Restores by path, by the name of an EtcdBackup, by name and time, and from a manual snapshot, all at the same time.
+/// Each restore creates a new cluster, and the original cluster does not change.
 async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let (bucket, keys) = (&sources.bucket, &sources.keys);
     let (early, late) = (&sources.early, &sources.late);
@@ -163,7 +163,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The EtcdRestore `c` restores into the cluster `d`: the names of an EtcdRestore and its cluster may differ.
+    // The EtcdRestore `c` creates the cluster `d`, because both names may differ.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),
@@ -191,7 +191,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         own.fill(&format!("{cluster}/"), 5, |_| ()).await?;
     }
-    // Each cluster must contain its own keys, and none that the test wrote to another cluster.
+    // Each cluster must have its own keys, and no keys of another cluster.
     for (_, cluster, _) in made {
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         for (_, other, _) in made {
@@ -202,7 +202,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
     ids.sort();
     ids.dedup();
     ensure!(ids.len() == 5, "{ids:?}");
-    // All restores must have started before the first of them ended. Otherwise one restore has waited for another.
+    // Every restore must start before the first restore ends, because restores must not wait for each other.
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(
@@ -217,8 +217,8 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         .map(drop)
 }
 
-/// Restores backups that coreos/etcd-operator made from etcd 3.2 and 3.3. One backup is restored into the newest etcd,
-/// and this cluster then grows to three members. The other backup is restored into the oldest supported etcd.
+/// Restores two backups of coreos/etcd-operator, from etcd 3.2 and 3.3. One is restored into the newest etcd and
+/// scaled to three members, the other into the oldest supported etcd.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -247,14 +247,15 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // Two revisions are compared: the newest revision and an earlier one.
+        // Compares the newest revision and an earlier one.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
             let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
             before.ensure_same_keys(&after).with_context(|| {
                 format!("backup of etcd {old} in etcd {version}, revision {revision}")
             })?;
-            // The hash covers all changes since the compaction. If it is the same, the restore has kept this history.
+            // The hash covers all changes since the compaction, so an equal hash shows that the restore has kept the
+            // history.
             let recorded = &hashes[answer][0]["HashKV"];
             let expected = (
                 recorded["hash"].as_u64(),
@@ -276,7 +277,7 @@ fn old_etcd_json(file: &str) -> Result<serde_json::Value> {
     serde_json::from_slice(&old_etcd_file(file)?).with_context(|| file.to_owned())
 }
 
-/// A fixture that etcd 3.2 or 3.3 has written.
+/// A file that etcd 3.2 or 3.3 has written.
 fn old_etcd_file(file: &str) -> Result<Vec<u8>> {
     let path = root().join("e2e/fixtures/coreos").join(file);
     std::fs::read(&path).with_context(|| format!("read {}", path.display()))

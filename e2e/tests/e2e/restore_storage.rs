@@ -1,6 +1,6 @@
-//! The seed of a restore gets no volume. The restore reports the problem with a remedy. A restore into a new cluster
-//! continues when a volume can be created. An in-place restore does not change the running cluster.
-//! `restore_failures.rs` runs these steps.
+//! The seed of a restore gets no volume, and the EtcdRestore names the remedy. A restore into a new cluster continues
+//! after the correction. A restore in place fails without a change of the running cluster. `restore_failures.rs` calls
+//! these functions.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -22,7 +22,7 @@ use crate::restore_in_place::{
 use crate::restore_sources::await_equal_restore;
 use crate::storage_class_change::{claims_with, with_class};
 
-/// Waits until the EtcdRestore reports missing storage in a message with these words, and a Warning Event exists.
+/// Waits until the EtcdRestore has the reason StorageMissing with these words in its message, and a Warning Event.
 async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = format!("StorageMissing with {words:?}");
@@ -46,7 +46,8 @@ async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str])
     .await
 }
 
-/// Starts a restore into a new cluster `d` whose StorageClass does not exist. The operator reports this after a minute.
+/// Starts a restore into the new cluster `d`, whose StorageClass does not exist. The operator reports this after a
+/// minute.
 pub(crate) async fn restore_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -62,14 +63,13 @@ pub(crate) async fn restore_without_class(
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// The name of the StorageClass that [`with_class`] creates.
+/// The name of the missing StorageClass.
 fn class_of(sandbox: &Sandbox) -> String {
     format!("late-{}", sandbox.namespace)
 }
 
-/// The restore that [`restore_without_class`] has started waits for the StorageClass, and completes when the class
-/// exists. Then the class is deleted, and an in-place restore that needs the class reports this. At the end, the
-/// cluster is deleted.
+/// The restore of [`restore_without_class`] completes when the StorageClass exists. Then the class is deleted again,
+/// and a restore in place reports this. Finally deletes the cluster.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -94,8 +94,8 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// Restores in place after the StorageClass of the existing volume was deleted. Ensures that the restore reports the
-/// missing class, and does not change the cluster.
+/// Restores in place after the StorageClass of the volume was deleted. The restore must report the missing class and
+/// not change the cluster.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -119,7 +119,7 @@ async fn in_place_restore_without_class(
     let seed = seed_objects(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // The restore fails by itself after three minutes. The test deletes it earlier to save time.
+    // Without a volume, the restore fails after three minutes. The test deletes it now to save time.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())
@@ -142,7 +142,7 @@ async fn in_place_restore_without_class(
     state.ensure_same(&StoreState::now(&keys).await?)
 }
 
-/// The objects of the seed in a cluster's namespace, without the objects of the cluster's members.
+/// The objects of seeds in the namespace of a cluster, without the objects of its members.
 pub(crate) async fn seed_objects(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");
@@ -177,8 +177,7 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// Restores in place while a ResourceQuota of the namespace rejects the PVC of the seed. Ensures that the restore fails
-/// and names the quota.
+/// Restores in place while a ResourceQuota rejects the PVC of the seed. The restore must fail and name the quota.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -187,7 +186,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quotas = sandbox.api::<ResourceQuota>();
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
-    // The API server names the quota in the rejection only after the quota controller has counted the objects.
+    // The API server enforces the quota only after the quota controller has counted the PVCs.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")

@@ -1,5 +1,5 @@
-//! The API server enforces the restricted pod security profile in every namespace of these tests. Members, seeds and
-//! operators run without privileges, and write only to their volumes. Members have no API token.
+//! The API server enforces the restricted Pod Security Standard. Members, seeds and operators have no privileges and
+//! write only to volumes, and members have no API token.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -16,8 +16,7 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Checks that every container of every pod has stricter settings than the profile requires. Returns the number of
-/// pods.
+/// Checks that every container is stricter than the standard requires. Returns the number of pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {
@@ -29,7 +28,7 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
             spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
             "{name}"
         );
-        // Members do not use the API server, so they need no token.
+        // Members do not use the API server, so they have no token.
         let is_member = pod["metadata"]["labels"]["app"] == "etcd";
         if is_member {
             ensure!(
@@ -96,8 +95,7 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // At least these pods are checked: three operators, and two clusters with three members each. The seed of the
-        // restored cluster is one of its members.
+        // Three operators, and two clusters with three members each.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

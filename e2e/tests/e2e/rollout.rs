@@ -1,5 +1,5 @@
-//! The spec of a running cluster changes while clients write. Running pods are changed in place if possible. Otherwise
-//! a rolling update creates them again.
+//! The spec of a running cluster changes while clients write. The operator changes running pods in place if possible,
+//! and otherwise with a rolling update.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::upgrade::WRITE_INTERVAL;
 
-/// The longest acceptable gap between two writes. It is many times the gap of a leadership transfer on an idle machine,
-/// but shorter than the gap of a lost quorum while a member is recreated.
+/// The maximum time between two writes: longer than a leadership transfer on a busy machine, but shorter than a lost
+/// quorum while a member restarts.
 pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
-/// The UID and the number of restarts of every pod, by name.
+/// The UID and the restarts of each pod, by name.
 pub(crate) async fn restarts_by_pod(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
@@ -36,7 +36,7 @@ async fn patch(sandbox: &Sandbox, spec: &Value) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Waits until every pod of the cluster satisfies `holds`, and no work is pending.
+/// Waits until `holds` is true for every pod of the cluster, and no work is pending.
 async fn await_pods(sandbox: &Sandbox, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
     until(what, DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
@@ -59,7 +59,7 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// Changes an option of etcd. The operator must not have more than one member missing at any time.
+/// Changes an option of etcd. Ensures that at most one member is missing at any time.
 async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
@@ -98,8 +98,8 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     );
     writer.await_more(10).await?;
     let tally = writer.finish("changed etcd option").await?;
-    // The client does not retry, so single writes may fail. The limit for the gap is long, because a short freeze of
-    // the machine also causes a gap.
+    // Single writes may fail, because this client does not retry. The limit is long, because a freeze of the machine
+    // also causes a gap.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }
@@ -164,7 +164,7 @@ async fn metadata_change_restarts_no_member() {
     .await;
 }
 
-/// Whether the container has this amount of memory, both in its spec and in the report of the kubelet.
+/// True if the container has this memory request, in the spec and in the status.
 fn has_resources(pod: &Value, memory: &str) -> bool {
     let container = &pod["status"]["containerStatuses"][0];
     container["resources"]["requests"]["memory"] == memory
@@ -194,7 +194,7 @@ async fn in_place_resize_restarts_no_member() {
     .await;
 }
 
-/// The API server does not change the QoS class of a running pod, so a rolling update creates the pods again.
+/// The API server does not allow another QoS class for a running pod, so a rolling update recreates the pods.
 #[tokio::test]
 async fn rejected_resize_triggers_rolling_update() {
     cluster_scenario("resize_refused", async |sandbox| {

@@ -1,4 +1,4 @@
-//! `spec.size` changes in both directions, also while an earlier change is in progress. No data is lost.
+//! `spec.size` is increased and decreased, also during an earlier change. No data is lost.
 
 use anyhow::{Context, Result};
 use e2e::wait::Poll;
@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::await_desired_members;
 
-/// Waits until no object of a removed member exists. Otherwise a later member could start on an old volume.
+/// Waits until no object of a removed member exists, because a later member must not start on an old volume.
 async fn await_no_leftovers(
     sandbox: &Sandbox,
     cluster: &str,
@@ -31,8 +31,8 @@ async fn await_no_leftovers(
     .await
 }
 
-/// Scales a cluster with volumes from one member to seven and back. Some sizes are set while the previous change is in
-/// progress.
+/// Scales a cluster with volumes from one member to seven and back. Some sizes are set before the previous change is
+/// complete.
 #[tokio::test]
 async fn cluster_scales_between_one_and_seven_members() {
     cluster_scenario("scale_edges", async |sandbox| {
@@ -63,7 +63,7 @@ async fn scales_to(sandbox: &Sandbox, sizes: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Sets each new size as soon as the change to the previous size is in progress.
+/// Sets a new size while the change to the previous size is in progress.
 async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
     for (size, next) in [(7, 3), (1, 5), (3, 2)] {
         let before = sandbox.member_pods("c").await?.len();
@@ -90,14 +90,14 @@ mod full {
     use super::*;
     use crate::fixtures::cluster;
 
-    /// How often the test adds a member and removes it again.
+    /// Number of times that a member is added and removed.
     const CYCLES: usize = 20;
 
     #[tokio::test]
     async fn twenty_scaling_cycles_lose_no_data() {
         cluster_scenario("scale_cycles", async |sandbox| {
-            // The cycles are divided between two clusters that run concurrently. In a cycle, most of the time is spent
-            // waiting for etcd, which accepts a change of the members only when they have been connected for some time.
+            // Two clusters share the cycles and run concurrently, because a cycle mostly waits until etcd accepts the
+            // next change of its members.
             let cycles = CYCLES / 2;
             let (one, other) = tokio::join!(
                 grow_and_shrink(sandbox, "c", cycles),

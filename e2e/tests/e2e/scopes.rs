@@ -1,5 +1,5 @@
-//! A release that manages a list of namespaces, and then all objects in all namespaces. `chart_second_release.rs` runs
-//! these steps, because that test runs alone and no operators of other tests exist.
+//! A release manages a list of namespaces, and then all namespaces. `chart_second_release.rs` calls these functions,
+//! because that test runs alone, without operators of other tests.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
@@ -13,7 +13,7 @@ use crate::fixtures::{cluster, may};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Upgrades the release, and disables the restore operator, which is not needed and would use CPU time.
+/// Upgrades the release with these values, without the restore operator, which would use CPU time.
 async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
     let values = format!("restoreOperator.enabled=false,{values}");
     let words = ["--set", values.as_str()];
@@ -21,7 +21,7 @@ async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
     operators.await_operators().await
 }
 
-/// Waits until the release reports that it manages the cluster.
+/// Waits until the condition Managed names the release in the namespace of `by`.
 async fn is_managed(sandbox: &Sandbox, cluster: &str, reason: &str, by: &Sandbox) -> Result<()> {
     let place = format!("in namespace {}", by.namespace);
     let what = format!("Managed by the release {place} ({reason})");
@@ -36,8 +36,7 @@ async fn is_managed(sandbox: &Sandbox, cluster: &str, reason: &str, by: &Sandbox
     .map(drop)
 }
 
-/// Invariant 28: ensures that an EtcdBackup in the namespace of `tenant` is not allowed to back up the cluster `c` in
-/// the namespace of the operators.
+/// Invariant 28: an EtcdBackup in the tenant's namespace must not back up the cluster `c` in the operators' namespace.
 async fn has_no_access(tenant: &Sandbox, operators: &Sandbox, name: &str) -> Result<()> {
     let foreign = format!("http://c-client.{}.svc:2379", operators.namespace);
     let manifest = format!(
@@ -62,13 +61,13 @@ async fn ensure_right(operators: &Sandbox, namespace: &str, expected: bool) -> R
     let allowed = may(operators, OPERATOR, "create", "pods", namespace).await?;
     ensure!(
         allowed == expected,
-        "the right to create pods in {namespace} is {allowed}, expected {expected}"
+        "the permission to create pods in {namespace} is {allowed}, expected {expected}"
     );
     Ok(())
 }
 
-/// `watchNamespaces`: the release manages `tenant`, which has no operators, and its own namespace. It has rights only
-/// in these namespaces. The test must have created the cluster `c` in the namespace of the operators.
+/// `watchNamespaces`: the release manages its own namespace and that of `tenant`, and has permissions only there. The
+/// cluster `c` must exist in the operators' namespace.
 pub(crate) async fn watch_namespaces(operators: &Sandbox, tenant: &Sandbox) -> Result<()> {
     let (own, other) = (&operators.namespace, &tenant.namespace);
     upgrade(operators, &format!("watchNamespaces={{{own},{other}}}")).await?;
@@ -82,13 +81,13 @@ pub(crate) async fn watch_namespaces(operators: &Sandbox, tenant: &Sandbox) -> R
     has_no_access(tenant, operators, "of-list").await
 }
 
-/// `scope: All`: the release manages objects without the annotation in every namespace.
+/// `scope: All`: the release manages objects without the scope annotation in every namespace.
 pub(crate) async fn scope_all(operators: &Sandbox, tenant: &Sandbox) -> Result<()> {
     upgrade(operators, "clusterWide=true,scope=All").await?;
     ensure_right(operators, "default", true).await?;
     is_managed(tenant, "listed", "ClusterWide", operators).await?;
     has_no_access(tenant, operators, "of-all").await?;
-    // The operator must also create objects in the tenant's namespace, and not only report problems there.
+    // The operator must create objects in the tenant's namespace, and not only report problems.
     let services = tenant.api::<Service>();
     services
         .delete("listed-client", &DeleteParams::default())

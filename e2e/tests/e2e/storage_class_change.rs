@@ -1,5 +1,5 @@
-//! The spec names another StorageClass. The operator replaces members one by one, each by a member on a volume of this
-//! class, while clients write. Before the cluster has formed, the operator starts again with new members.
+//! The spec names another StorageClass. The operator replaces members one at a time by members with a volume of this
+//! class. During a bootstrap, the operator starts again with new members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, ready_members};
@@ -13,8 +13,8 @@ use serde_json::json;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
 
-/// Creates a StorageClass for one test, with the settings of the testbed's default class. Its name contains the
-/// namespace of the test.
+/// Creates a StorageClass like the default class of the testbed, and deletes it after `body`. The class is
+/// cluster-scoped, so its name contains the namespace.
 pub(crate) async fn with_class(
     sandbox: &Sandbox,
     name: &str,
@@ -40,7 +40,7 @@ pub(crate) async fn with_class(
     outcome
 }
 
-/// Lines under `spec` that give members volumes of this class and size.
+/// Lines under `spec` that request volumes of this class and size.
 pub(crate) fn claims_with(class: &str, size: &str) -> String {
     format!(
         "  pod:\n    persistentVolumeClaimSpec:\n      storageClassName: {class}\n      \
@@ -48,7 +48,7 @@ pub(crate) fn claims_with(class: &str, size: &str) -> String {
     )
 }
 
-/// The condition `Degraded` of the EtcdCluster `c`, as text.
+/// The condition `Degraded` of the EtcdCluster `c` as text.
 async fn degraded(sandbox: &Sandbox) -> Result<String> {
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     let conditions = field(&object, "/status/conditions");

@@ -1,5 +1,5 @@
-//! Backups of clusters with TLS, by the cluster's name and by endpoints, and restores with TLS. The Secrets have the
-//! key names of cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
+//! Clusters with TLS are backed up by name and by endpoints, and restored. The Secrets have the keys of cert-manager:
+//! `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -20,7 +20,7 @@ use crate::restore_in_place::await_replaced;
 
 const KEYS: usize = 500;
 
-/// Backs the cluster up by its name, and by an https endpoint with a client certificate.
+/// Backs up the cluster by its name, and by an https endpoint with a client certificate.
 async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> Result<()> {
     let (s3, namespace) = (sandbox.env.s3()?, &sandbox.namespace);
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -45,7 +45,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // etcd rejects a client certificate of another CA. The EtcdBackup must report the rejection.
+    // etcd rejects this client certificate of another CA, and the EtcdBackup must report the rejection.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;
@@ -68,7 +68,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
-/// Ensures that no member has the private key of the operator, because the operator has all rights in etcd.
+/// Ensures that no member mounts the operator's private key, because the operator has all permissions in etcd.
 async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
@@ -81,7 +81,7 @@ async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The UIDs and resource versions of the cluster's Secrets. They differ if a Secret was replaced or changed.
+/// The UIDs and resource versions of the cluster's Secrets, which show whether a Secret was changed.
 async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
     let mut found = Vec::new();
     for name in ["peer", "server", "operator"] {
@@ -91,7 +91,7 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
     Ok(found)
 }
 
-/// Ensures that the cluster has all data of the backup, at the revision that the restore's status reports.
+/// Ensures that the cluster has all data of the backup, and that the EtcdRestore reports its revision.
 async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");
@@ -138,7 +138,7 @@ async fn cluster_with_tls_is_backed_up_and_restored() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // The in-place restore reads the backup `by-name`. The spec comes from the manifest of the backup.
+        // The restore in place reads the backup `by-name`, whose manifest has the spec of the cluster.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

@@ -1,5 +1,5 @@
-//! TLS Secrets with faults. The operator reports the Secret and its fault, starts no member with this Secret, and does
-//! not change running members.
+//! TLS Secrets with mistakes. The operator reports each mistake, starts no member with such a Secret, and does not
+//! change running members.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line};
@@ -11,14 +11,14 @@ use serde_json::json;
 
 use crate::certificates::await_tls_ready;
 
-/// Replaces the certificate in the members' server Secret.
+/// Replaces the server certificate of all members.
 async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> {
     let secret = tls::secret("server", tls::SERVER, signed, ca);
     sandbox.apply(&secret).await.map(drop)
 }
 
-/// Waits until `TLSReady` is false for this reason with a message that contains these fragments, and an Event with this
-/// reason exists.
+/// Waits until `TLSReady` is False with this reason and all fragments in its message, and for an Event with this
+/// reason.
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady=False ({reason}) with {fragments:?}");
@@ -43,8 +43,8 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-/// Creates the cluster `c` while its Secrets have one fault after the other. No member may start until all Secrets are
-/// valid.
+/// Creates the cluster `c`, whose Secrets have several mistakes that the test corrects one by one. No member may start
+/// until all Secrets are valid.
 pub(crate) async fn invalid_secrets_start_no_member(
     sandbox: &Sandbox,
     names: &[String],
@@ -56,7 +56,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // From here to the end of this function, at least one Secret is invalid, so no member may start.
+    // In the following steps, at least one Secret is invalid, so no member may start.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({
@@ -106,14 +106,14 @@ pub(crate) async fn invalid_secrets_start_no_member(
         "a member was started"
     );
 
-    // The test does not trigger a reconcile here: the operator must notice the corrected Secret on its own.
+    // The operator must notice the corrected Secret without a trigger.
     serve_with(sandbox, &good, &authority.pem).await?;
     await_tls_ready(sandbox, "c", "").await?;
     Ok(authority)
 }
 
-/// A Secret of a running cluster with three members is deleted, and the cluster is scaled to five. The cluster grows
-/// only when the Secret exists again.
+/// A Secret of a running cluster is deleted, and the cluster is scaled from three members to five. It grows only when
+/// the Secret exists again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,

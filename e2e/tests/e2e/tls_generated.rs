@@ -1,5 +1,5 @@
-//! The operator generates certificates, and renews them without a restart of members. If certificates expire while the
-//! operator is stopped, it replaces them when it starts. The authorities are rotated while clients write.
+//! The operator generates certificates, renews them without restarts, and replaces them after they have expired. It
+//! rotates the CAs while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,10 +17,10 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_refused::{authority, rejects_other_authorities};
 use crate::tls_rotation_generated::rotate_authorities;
 
-/// Lines under `spec` that request generated certificates.
+/// Lines under `spec` that enable generated certificates.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 
-/// The value of a key in a Secret, as text.
+/// The value of a key in a Secret as text.
 pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
     let secret = sandbox.api::<Secret>().get(secret).await?;
     let data = secret.data.unwrap_or_default();
@@ -28,7 +28,7 @@ pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<
     Ok(String::from_utf8(value.0.clone())?)
 }
 
-/// A TLS client with the certificate in the generated client Secret.
+/// A TLS client with the certificate from the generated client Secret.
 pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let secret = format!("{cluster}-client-tls");
     Ok(Identity {
@@ -41,7 +41,7 @@ pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity>
     })
 }
 
-/// The UIDs of the pods, each with its number of restarts.
+/// The UID and the restarts of each pod.
 pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
@@ -61,7 +61,7 @@ pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i3
     Ok(all)
 }
 
-/// Whether every member accepts this TLS client, and presents a certificate that contains this name.
+/// True if every member accepts this client and presents a certificate with this name.
 pub(crate) async fn all_serve_as(
     sandbox: &Sandbox,
     identity: &Identity,
@@ -83,7 +83,7 @@ pub(crate) async fn all_serve_as(
     Ok(true)
 }
 
-/// Invariant 20: a client can write with its first certificate until the authorities are rotated.
+/// Invariant 20: until the rotation of the CAs, a client can write with its first certificate.
 #[tokio::test]
 async fn generated_certificates_are_issued_renewed_and_rotated() {
     cluster_scenario_without_leaks("tls_generated", async |sandbox| {
@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// Ensures that each pod mounts only the certificates of its member. No pod may mount a private key of an authority, or
-/// a certificate of operators or clients.
+/// Ensures that each pod mounts only certificates of its own member, and never the private key of a CA or a
+/// certificate of operators or clients.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -185,8 +185,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // These Secrets must exist: two authorities, one certificate for operators, one for clients, and two for each
-    // member.
+    // The expected Secrets: two for the CAs, one for operators, one for clients, and two for each member.
     let secrets = until(
         "certificates of removed members are deleted",
         DEADLINE,
@@ -212,8 +211,8 @@ async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces every certificate by an expired certificate of the same authority, as if the operator had been stopped for
-/// longer than the validity.
+/// Replaces every certificate by an expired certificate of the same CA, as if the operator had not run for a long
+/// time.
 async fn expire(sandbox: &Sandbox) -> Result<()> {
     let of_clients = authority(sandbox, "c-client-ca", "client").await?;
     let of_peers = authority(sandbox, "c-peer-ca", "peer").await?;
@@ -243,7 +242,7 @@ async fn expire(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Whether a new connection to this port fails because the member's certificate has expired.
+/// True if a new connection to this port fails because the certificate of the member has expired.
 async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result<bool> {
     let identity = Identity {
         ca: ca.to_owned(),
@@ -274,7 +273,7 @@ async fn await_expired(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Starts the operator after the certificates have expired, and waits until the members serve.
+/// Starts the operator after the certificates have expired, and waits until members serve clients.
 async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
     let before = restarts_by_uid(sandbox).await?;
     let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
@@ -303,7 +302,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating operator could still renew a certificate, so the test waits until none runs.
+    // A terminating operator could still renew a certificate, so the test waits until its pod is deleted.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 
@@ -320,9 +319,9 @@ mod full {
 
     use super::*;
 
-    /// The shortest validity that the API accepts.
+    /// The minimum validity that the API accepts.
     const SHORT: &str = "  TLS: {generated: {certificateDuration: 3m}}\n";
-    /// After this time, all certificates have expired.
+    /// All certificates have expired after this time.
     const EXPIRED: Duration = Duration::from_secs(190);
 
     #[tokio::test]

@@ -1,6 +1,5 @@
-//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: one Secret, one Secret
-//! and a pod, or all Secrets. The operator replaces the authority in steps. In each step, members and clients can still
-//! connect.
+//! Secrets with CAs are deleted, emptied or replaced in a healthy cluster, also together with a pod. The operator
+//! replaces a lost CA in steps, and members and clients can connect in each step.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ use crate::certificates::until_with_reads;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_generated::{GENERATED, client, restarts_by_uid, value};
 
-/// How the Secret of an authority is damaged.
+/// The change of a Secret with a CA.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Deleted,
@@ -53,7 +52,7 @@ impl Loss {
     }
 }
 
-/// The certificates of this kind (`peer` or `server`), by member.
+/// The certificates of one kind (`peer` or `server`), by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
@@ -64,7 +63,7 @@ async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, 
     Ok(all)
 }
 
-/// Waits until every member has restarted with a certificate of the next authority, and all members are ready.
+/// Waits until every member has restarted with a certificate of the next CA, and all members are ready.
 async fn await_replaced(
     sandbox: &Sandbox,
     kinds: &[&str],
@@ -105,7 +104,7 @@ async fn await_replaced(
     .await
 }
 
-/// Waits until the clients' Secret contains more authorities than `before`. Returns the new identity of a client.
+/// Waits until the client Secret trusts more CAs than `before`, and returns a client with this Secret.
 async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     let count = |identity: &Identity| identity.ca.matches("BEGIN CERTIFICATE").count();
     until("clients trust the next authority", DEADLINE, async || {
@@ -122,8 +121,7 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
     .await
 }
 
-/// Damages the Secret of an authority. Members restart one by one, each when all other members are ready. So a request
-/// of a client waits for at most one restart.
+/// Changes the Secret of a CA. Members restart one at a time, so a write waits for at most one restart.
 async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
     let what = format!("{secret} is {loss:?}");
     let identity = client(sandbox, "c").await?;
@@ -170,8 +168,8 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// Deletes all Secrets, as if the namespace had been restored without them. The running members then trust no authority
-/// that can sign new certificates. The operator restarts the members one by one, and needs no approval.
+/// Deletes all Secrets, as if the namespace had been restored without them. No CA that running members trust can sign
+/// new certificates. The operator restarts the members one at a time without an approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];
@@ -185,7 +183,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // The deleted authority had signed the writer's certificate, so the keys are read with the new certificate.
+    // A deleted CA signed the certificate of the writer, so the keys are read with a new certificate.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;
@@ -197,7 +195,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// Creates a cluster with three members on volumes.
+/// Creates a cluster with three members and volumes.
 async fn form(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{GENERATED}{DURABLE}");
     sandbox
@@ -206,8 +204,8 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20. The unit tests and the model damage each Secret in each way. The tests in `full` damage each authority
-/// in each way.
+/// Invariant 20: members and clients can connect in each step. The tests in `full`, the unit tests and the model cover
+/// all changes of all CAs.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
@@ -226,7 +224,7 @@ async fn lost_authorities_are_replaced_while_clients_write() {
 mod full {
     use super::*;
 
-    /// Damages the Secret of one authority in every way.
+    /// Changes the Secret of one CA in every way.
     async fn lose_in_every_way(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
         form(sandbox).await?;
         for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {

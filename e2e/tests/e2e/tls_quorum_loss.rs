@@ -1,5 +1,5 @@
-//! Clusters with TLS lose a majority. The seed of the recovery fetches the survivor's snapshot with the operator's
-//! certificate, even if authentication is enabled.
+//! Clusters with TLS lose a majority. The seed of the recovery downloads the survivor's snapshot with the operator's
+//! certificate, also with authentication.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -16,11 +16,11 @@ use crate::tls_generated;
 
 const KEYS: usize = 200;
 
-/// TLS for clients, but not for peers.
+/// TLS for clients, but not between members.
 const FOR_CLIENTS: &str =
     "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
 
-/// Deletes every member except one follower.
+/// Deletes all pods except the pod of a follower.
 async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let survivor = follower(before)?;
     let mut victims = ready_members(before);
@@ -28,8 +28,8 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     lose(sandbox, &["pod"], &victims).await
 }
 
-/// Ensures that the operator reports the lost quorum, and that a new cluster continues with the survivor's data after
-/// the approval.
+/// Ensures that the operator reports the lost quorum, and that a new cluster has the survivor's data after the
+/// approval.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(
@@ -59,7 +59,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Ensures that clients use TLS, and that peers do not.
+/// Ensures that the members use TLS for clients, but not between each other.
 async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
     let arguments = arguments(sandbox, "c").await?;
     let count = |text: &str| {
@@ -95,7 +95,7 @@ async fn lost_majority_is_recovered_with_client_tls() {
 
 const PASSWORD: &str = "correct-horse-battery";
 
-/// A cluster with generated certificates and etcd's authentication.
+/// A cluster with generated certificates and authentication.
 struct SecuredCluster<'a> {
     sandbox: &'a Sandbox,
 }
@@ -122,7 +122,7 @@ impl SecuredCluster<'_> {
         .await
     }
 
-    /// Ensures that a client certificate without a login grants no access.
+    /// Ensures that etcd denies access to a client that has a certificate but no login.
     async fn rejects_certificate_alone(&self, member: &str) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let identity = tls_generated::client(self.sandbox, "c").await?;
@@ -134,7 +134,7 @@ impl SecuredCluster<'_> {
         Ok(())
     }
 
-    /// Loses members by `lose`, and ensures that the cluster is recovered.
+    /// Loses members with `lose`, and ensures that the cluster is recovered.
     async fn recovers(&self, lose: impl AsyncFnOnce(&DynamicObject) -> Result<()>) -> Result<()> {
         let before = self.sandbox.await_members("c", 3).await?;
         self.rejects_certificate_alone(&ready_members(&before).remove(0))
@@ -170,8 +170,8 @@ impl SecuredCluster<'_> {
     }
 }
 
-/// A running operator has a token of the old cluster, which the seed would reject. A new operator has no token, and
-/// cannot log in while the quorum is lost. Therefore the operator's certificate must name a user of etcd.
+/// A running operator has a token of the old cluster, which the seed rejects. A new operator has no token, and cannot
+/// log in without a quorum. So the operator authenticates with its certificate, which names an etcd user.
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Every port accepts only clients with a certificate of the authority for this port. For example, the peer port
-//! rejects certificates of the authority for clients. The port for health and metrics serves no data.
+//! Every port accepts only clients with a certificate of its own CA: the peer port, for example, rejects client
+//! certificates. The port for health and metrics reveals no keys.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,11 +17,11 @@ use tokio::time::{Duration, timeout};
 use crate::certificates::client_name;
 use crate::tls_generated::{client, value};
 
-/// The length of the random part at the end of an authority's name.
+/// The length of the random part at the end of a CA's name.
 const RANDOM_NAME_LENGTH: usize = 12;
 
-/// Ensures that both ports of a member with static certificates reject clients without a certificate, with an expired
-/// certificate, and with a certificate of another authority. One authority signs the certificates for both ports.
+/// Ensures that both ports of a member reject clients without a certificate, with an expired certificate, and with a
+/// certificate of another CA. One static CA signs the certificates of both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
@@ -59,14 +59,13 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // A client must also reject a server whose certificate another authority has signed.
+    // A client must also reject a server with a certificate of another CA.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
 }
 
-/// Ensures that each port of a member with generated certificates rejects certificates of the authority for the other
-/// port. Each port has its own authority.
+/// Ensures that each port of a member with generated certificates rejects certificates of the CA of the other port.
 pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let member = pods.first().context("no pod")?.name_any();
@@ -92,7 +91,7 @@ pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     serves_no_data(sandbox, &format!("pod/{member}")).await
 }
 
-/// The authority in a Secret, with its private key, so that the test can sign certificates.
+/// The CA in a Secret with its private key, so that the test can sign certificates.
 pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Result<Authority> {
     let certificate = value(sandbox, secret, "tls.crt").await?;
     let der = CertificateDer::from_pem_slice(certificate.as_bytes())?;
@@ -115,8 +114,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // The test also signs a valid certificate with the same key, and the port must accept it. This shows that the port
-    // rejects the expired certificate only because it has expired.
+    // The port must accept a valid certificate with the same key. This shows that it rejects the expired certificate
+    // only because of its validity.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),
@@ -150,7 +149,7 @@ async fn rejects_plain_http(sandbox: &Sandbox, pod: &str, port: u16) -> Result<(
     Ok(())
 }
 
-/// Ensures that the port that needs no client certificate reports the health of the member, but none of its data.
+/// Ensures that the port for health and metrics reports the member's health, but none of its keys.
 async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
     until("the member reports its health", DEADLINE, async || {
         let health = get(sandbox, pod, 2381, "/readyz").await?;
@@ -201,7 +200,7 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// Whether the TLS handshake succeeds. Any status of the response is accepted.
+/// True if the TLS handshake succeeds, whatever the status of the response.
 pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,
@@ -243,7 +242,7 @@ async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<S
     .await
 }
 
-/// Sends a plain HTTP request, and returns the response.
+/// Sends a plaintext HTTP request, and returns the response.
 async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     let mut stream = TcpStream::connect(("127.0.0.1", forward.port)).await?;

@@ -1,5 +1,4 @@
-//! The operator rotates the authorities of generated certificates in steps, while clients write and the operator
-//! crashes.
+//! The operator rotates the generated CAs in steps, while clients write and the operator crashes.
 
 use anyhow::{Result, ensure};
 use e2e::tls::Identity;
@@ -10,12 +9,12 @@ use kube::ResourceExt;
 use crate::operator_crash::CrashingOperator;
 use crate::tls_generated::{client, value};
 
-/// At this failpoint, every member trusts the next authority, but the old authority still signs certificates.
+/// The failpoint at which all members trust the next CA, but the old CA still signs certificates.
 const CRASH: &[&str] = &["before-switch-authority"];
-/// The shortest validity that the API accepts. With it, clients have one minute to read their next certificate.
+/// The minimum validity that the API accepts. Clients then have one minute to read their next certificate.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// The highest number of authorities that clients or peers trust, and whether a next authority is pending.
+/// The maximum number of CAs that clients or members trust, and true if a next CA is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;
@@ -27,7 +26,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     Ok((most, waits))
 }
 
-/// Waits until the highest number of trusted authorities is `expected`, and no next authority is pending.
+/// Waits until this maximum is `expected`, and no next CA is pending.
 async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
@@ -40,7 +39,7 @@ async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Re
     .await
 }
 
-/// Waits until the clients' Secret has another certificate than `before`.
+/// Waits until the client Secret has another certificate than `before`.
 async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     until(
         "clients have a certificate of the next authority",
@@ -59,8 +58,8 @@ async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<
     .await
 }
 
-/// Waits until every member rejects the old certificate. The client trusts the new authority, so the connection can
-/// only fail because of the client's certificate.
+/// Waits until every member rejects the old certificate. The client trusts the new CA, so only its own certificate can
+/// be the reason.
 async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<()> {
     let old = Identity {
         ca: ca.to_owned(),
@@ -84,8 +83,8 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     .await
 }
 
-/// Invariant 20: old certificates are rejected after the rotation. They are still valid for months, so members can
-/// reject them only because of their authority.
+/// Invariant 20: after the rotation, members reject old certificates. These are still valid for months, so only their
+/// CA can be the reason.
 pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
@@ -106,7 +105,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
         })
         .await?;
 
-    // While the old authority still signs certificates, clients must already trust both authorities.
+    // While the old CA still signs certificates, clients must trust both CAs.
     let both = client(sandbox, "c").await?;
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;
@@ -119,7 +118,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
-    // The operator now issues certificates that are valid for only three minutes.
+    // From now on, certificates are valid for three minutes.
     writer.read_as(&client(sandbox, "c").await?);
     writer.finish("without the old authority").await.map(drop)
 }

@@ -1,5 +1,5 @@
-//! The static Secrets of a running cluster change. Members and all three operators use the new certificates without a
-//! restart. The authority is replaced in steps.
+//! The static Secrets of a running cluster change. Members and operators use the new certificates without a restart.
+//! The CA is replaced in steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -19,10 +19,10 @@ use crate::tls_generated::{all_serve_as, restarts_by_uid};
 use crate::tls_refused::is_accepted;
 
 const KEYS: usize = 200;
-/// A DNS name that only the new certificates contain.
+/// A DNS name that is only in the new certificates.
 const MORE: &str = "rotated.example";
 
-/// Writes certificates of this CA to the Secrets of members and operators. All of them trust the CAs in `ca`.
+/// Writes certificates of the CA `by` to the Secrets of members and operators, which then trust the CAs in `ca`.
 async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> Result<()> {
     for (name, keys, signed) in [
         ("peer", tls::PEER, by.sign(names)?),
@@ -35,7 +35,7 @@ async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> R
     Ok(())
 }
 
-/// The UIDs of the operators' pods, each with its number of restarts.
+/// The UID and the restarts of each operator pod.
 pub(crate) async fn operators(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let selector = ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
     let pods = sandbox.api::<Pod>().list(&selector).await?;
@@ -72,7 +72,7 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
     .await
 }
 
-/// Waits until every member was started with this number of peer CAs, and no work is pending.
+/// Waits until every member was started with this number of trusted peer CAs, and no work is pending.
 async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     let what = format!("every member was started with {count} authorities");
     until(&what, DEADLINE * 2, async || {
@@ -92,8 +92,7 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Writes new certificates of the same CA to the Secrets. Ensures that members present the new certificates without a
-/// restart.
+/// Writes new certificates of the same CA to the Secrets. Ensures that members present them without a restart.
 pub(crate) async fn renews(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -112,8 +111,8 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// Writes a CA that no running member trusts to the peer Secret. Ensures that the operator reports the fault and
-/// restarts no member with this CA.
+/// Replaces the CA in the peer Secret by a CA that no running member trusts. Ensures that the operator reports this,
+/// and restarts no member.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),
@@ -147,9 +146,8 @@ async fn replaced_at_once_is_reported(
     Ok(())
 }
 
-/// Invariant 20: the CA is replaced in steps while clients write. After the last step, members reject the first
-/// certificate of the operators. Each operator then connects with its new certificate: the cluster operator to the
-/// cluster, and the other operators for a backup and a restore.
+/// Invariant 20: the CA is replaced in steps while clients write. In the end, members reject the first certificates,
+/// and all operators connect with their new certificates: for the cluster, for a backup, and for a restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,
     old: &Authority,

@@ -1,5 +1,5 @@
-//! Clusters with static TLS Secrets. The certificates are verified, members change, and the certificates and their CA
-//! are rotated without a restart of an operator.
+//! Clusters with static TLS Secrets: certificates are verified, members change, and certificates and their CA are
+//! rotated without a restart of an operator.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::{cluster_scenario_without_leaks, scenario_without_leaks};
@@ -17,7 +17,7 @@ use crate::tls_bad_secrets::{invalid_secrets_start_no_member, lost_secret_stops_
 use crate::tls_refused::rejects_strangers;
 use crate::tls_rotation_static::{operators, renews, replaces_authority};
 
-/// Invariant 20: members use only valid certificates. The certificates cover the Services of the members.
+/// Invariant 20: members start only with valid certificates. The certificates have the names of the members' Services.
 #[tokio::test]
 async fn static_certificates_are_verified_and_rotated() {
     scenario_without_leaks("tls_static", async |sandbox| {
@@ -48,7 +48,7 @@ async fn static_certificates_are_verified_and_rotated() {
     .await;
 }
 
-/// Shrinks the cluster from five members to three.
+/// Loses a member, and scales the cluster from five members to three.
 async fn shrinks(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let lost = pods.first().map(ResourceExt::name_any).context("no pod")?;
@@ -58,8 +58,8 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The TLS example of v0.9.4 is applied unchanged, with the Secrets that its documentation requires. The certificates
-/// are valid only for addresses of the form `Pod`. The members have no volumes.
+/// The TLS example of v0.9.4 with the Secrets of its documentation. The certificates have only the names of pods, and
+/// the members have no volumes.
 #[tokio::test]
 async fn cluster_from_v0_9_4_tls_example_survives_member_changes() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {

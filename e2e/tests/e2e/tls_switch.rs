@@ -1,6 +1,5 @@
-//! TLS is switched on and off while members run and clients write. First, members accept clients with and without TLS.
-//! Then the user changes all clients. Finally, members accept only the new kind of clients. Clients that follow this
-//! order are always served.
+//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, and the
+//! user changes the clients. Clients that follow this order are always served.
 
 use std::time::Duration;
 
@@ -24,17 +23,16 @@ use crate::restore_in_place::{RESTORE_LOCK, in_place_restore};
 use crate::rollout::MAX_WRITE_GAP;
 use crate::tls_generated::client as generated_client;
 
-/// Time limit for a switch. It is long enough for three rolling updates of three members, and for the replacement of
-/// members without volumes.
+/// Time limit for a switch, which needs three rolling updates of three members.
 const SWITCH_TIMEOUT: Duration = Duration::from_mins(10);
 const KEYS: usize = 50;
 
-/// The operator crashes before these writes of a switch.
+/// Failpoints before the writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
-/// With this setting, members accept clients with and without TLS.
+/// With `acceptPlaintext`, members accept clients with and without TLS.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
@@ -43,13 +41,13 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// Waits until three members use the TLS settings in `spec.TLS`.
+/// Waits until three members use the requested TLS settings.
 async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     await_tls_mode(sandbox, peers, accepts).await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Waits until the status reports these TLS settings. If TLS is on, also waits until `TLSReady` is true for the newest
+/// Waits until the status reports these TLS settings and, with TLS, the condition `TLSReady` for the current
 /// generation.
 async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -74,13 +72,13 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // Clients reconnect when their member stops, and a leader first transfers its leadership. So the gaps between
-    // writes must be short.
+    // The gaps between writes must be short: clients reconnect when their member stops, and a leader first transfers
+    // its leadership.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
 
-/// Sets `spec.TLS`, and waits until the switch is complete. Ensures that members are terminated one by one.
+/// Sets `spec.TLS`, and waits until the switch is complete. Ensures that members restart one at a time.
 async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
     let check = RollingCheck::start(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
@@ -90,8 +88,8 @@ async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) ->
     Ok(())
 }
 
-/// Runs a client that writes during a switch of `spec.TLS`, and stops the client after the switch. Fails if
-/// acknowledged writes are lost, or if a gap between two writes is too long.
+/// Runs a client that writes during a switch of `spec.TLS`. Fails if acknowledged writes are lost, or if a gap between
+/// writes is too long.
 async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
@@ -127,7 +125,7 @@ async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()
     Ok(())
 }
 
-/// Switches from plaintext to TLS. Members accept both for a time, in which clients with TLS replace the others.
+/// Switches TLS on. For some time, members accept clients with and without TLS, so that the clients can change.
 async fn switch_on(
     sandbox: &Sandbox,
     tls: &str,
@@ -156,7 +154,7 @@ async fn switch_on(
     Ok(())
 }
 
-/// Switches from TLS to plaintext.
+/// Switches TLS off.
 async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     let encrypted = (
         Some(identity),
@@ -177,8 +175,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, the operator does not switch a running cluster, because the switch would lock out the
-/// cluster's clients. The operator still replaces lost members.
+/// Without `acceptPlaintext`, the operator refuses to switch TLS of a running cluster, because this would lock out its
+/// clients. It still replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -207,7 +205,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     writer.finish("rejected switch").await.map(drop)
 }
 
-/// The members have volumes, so they must keep their volumes and their identities.
+/// The members have volumes, so they must keep their names.
 #[tokio::test]
 async fn tls_is_switched_on_and_off_under_load() {
     cluster_scenario("tls_switch", async |sandbox| {
@@ -222,7 +220,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // The test searches for leaked secrets here, because at its end the cluster has no TLS, and possibly no Secret.
+        // Searches for leaked secrets now, because later the cluster has no TLS and may have no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;
@@ -251,8 +249,8 @@ async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// Resumes the hibernated cluster with TLS between members. The members first start without TLS, as before the
-/// hibernation, and the operator then switches TLS on. The operator crashes before each kind of write of the switch.
+/// Resumes the hibernated cluster, whose spec now has TLS between members. Members start without TLS as before, and
+/// the operator then switches TLS on. The operator crashes at each failpoint of the switch.
 async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     let mut operator = CrashingOperator {
         sandbox,
@@ -279,7 +277,7 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// While a cluster is hibernated, it gets TLS between its members, with static Secrets. One client writes from before
+/// While a cluster is hibernated, TLS between its members is enabled with static Secrets. A client writes from before
 /// the hibernation until the end.
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
@@ -305,9 +303,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// The user requests a switch during an in-place restore. The operators connect to the seed with the TLS settings with
-/// which the seed was created. The switch starts when the cluster operator manages the cluster again. A backup does not
-/// wait for the switch.
+/// The user requests a switch during a restore in place. The operators connect to the seed with the settings of its
+/// creation, and the switch starts after the restore. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_but_not_for_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
@@ -360,7 +357,7 @@ mod full {
     use super::*;
     use crate::certificates::{STATIC, client};
 
-    /// Members without volumes are replaced in each stage of the switch.
+    /// Members without volumes are replaced in each step of the switch.
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
         cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
@@ -374,8 +371,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different CAs, so a direct change is impossible. Clients and members use
-    /// plaintext between the two switches.
+    /// Static and generated certificates have different CAs, so a direct change is impossible. The cluster uses
+    /// plaintext between two switches.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Several cluster operators: two operators with different leases act at the same time, a standby takes over, and a
-//! newer release replaces an older release.
+//! Several cluster operators: two operators with different Leases act at the same time, a standby takes over, and a
+//! newer release replaces an older one.
 
 use std::time::Instant;
 
@@ -30,8 +30,8 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
     Ok(holder(&sandbox.api::<Lease>().get(OPERATOR).await?))
 }
 
-/// Waits until a pod other than `than` is the leader. Returns its name. The duration of the takeover depends on the
-/// machine, so it is printed but not checked.
+/// Waits until a pod other than `than` holds the Lease, and returns its name. Prints the duration, but does not check
+/// it, because it depends on the machine.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
     let name = until("another pod is the leader", DEADLINE, async || {
@@ -45,7 +45,7 @@ async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<Str
     Ok(name)
 }
 
-/// The time at which a lease expires.
+/// The time at which a Lease expires.
 fn end(lease: &Lease) -> Result<Timestamp> {
     let spec = lease.spec.as_ref().context("an empty lease")?;
     let renewed = spec.renew_time.as_ref().context("never renewed")?.0;
@@ -53,7 +53,7 @@ fn end(lease: &Lease) -> Result<Timestamp> {
     Ok(renewed + SignedDuration::from_secs(seconds.into()))
 }
 
-/// Reads every version of the lease until the pod `than` no longer holds it. Returns the next holder.
+/// Watches the Lease until the pod `than` no longer holds it. Returns the next holder.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
@@ -64,8 +64,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // The test compares the time at which the API server stored the change, because a busy machine may deliver
-            // the change much later.
+            // Compares the time at which the API server stored the change, because the watch may deliver it much
+            // later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -77,8 +77,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A process also clears an expired lease before it acquires the lease. So the lease was released by its holder only
-    // if it was cleared before it expired.
+    // A standby also clears an expired Lease. So the holder has released the Lease only if it was cleared before it
+    // expired.
     ensure!(
         in_time,
         "the lease expired, because its holder did not release it"
@@ -104,7 +104,7 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
     .await
 }
 
-/// Waits until only the objects of the members exist: as many pods and PVCs as members, and their Services.
+/// Waits until the number of pods and PVCs equals the number of members, and only Services of these members exist.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
@@ -129,8 +129,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is killed and deleted. Otherwise its container could restart with the same pod name, which still holds
-    // the lease.
+    // The pod is deleted too, because a restarted container would have the same pod name, which still holds the Lease.
     let words = [
         "delete",
         "pod",
@@ -164,8 +163,8 @@ async fn concurrent_operators_and_failover_lose_no_writes() {
     .await;
 }
 
-/// Crashes the leader in the middle of a change, and later shuts another leader down gracefully. The standby must take
-/// over each time.
+/// Crashes the leader in the middle of a change, and later stops another leader gracefully. The standby must take over
+/// each time.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
@@ -187,7 +186,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // The leader is killed while the cluster grows. Its lease expires, and the standby must continue the change.
+    // The leader is killed while the cluster grows. Its Lease expires, and the standby must continue.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
@@ -202,7 +201,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let grown = sandbox.await_members("c", 5).await?;
     ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
 
-    // The leader is deleted with a grace period, so it must release its lease.
+    // The leader is deleted with a grace period, so it must release its Lease.
     await_ready_operators(sandbox, 2).await?;
     let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
     ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
@@ -220,8 +219,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_no_leftovers(sandbox, 3).await
 }
 
-/// Adds a second Deployment of the operator. The second operator has its own lease, so both operators are leaders. Two
-/// processes can also be leaders for a moment if one is suspended for longer than its lease.
+/// Adds a second operator with its own Lease, so that two operators act. The same can happen if a process is suspended
+/// for longer than its Lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -266,7 +265,7 @@ subjects:
     .await
 }
 
-/// Invariant 11: two operators with separate leases form a cluster, replace members, and change its size. Returns a
+/// Invariant 11: two operators with separate Leases form a cluster, replace members, and change its size. Returns a
 /// client that writes.
 async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     add_another(sandbox).await?;

@@ -1,5 +1,5 @@
-//! A user uninstalls the operators first, and then deletes the namespace with the objects. No operator runs that could
-//! remove a finalizer, so a finalizer that guards nothing would block the deletion.
+//! A user uninstalls the operators, and then deletes the namespace. No operator could remove a finalizer, so objects
+//! must have a finalizer only if it protects data.
 
 use e2e::manifests::{aws_secret, backup_with};
 use e2e::sandbox::RELEASE;

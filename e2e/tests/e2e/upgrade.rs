@@ -1,5 +1,5 @@
-//! The version of a cluster changes while clients write, one member at a time, in both directions. Changes that etcd
-//! does not support are rejected.
+//! Upgrades and downgrades while clients write, one member at a time. The operator rejects changes that etcd does not
+//! support.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) async fn change(sandbox: &Sandbox, name: &str, spec: serde_json::Valu
     Ok(())
 }
 
-/// Waits until all members run this version and no work is pending.
+/// Waits until all members run this version, and no work is pending.
 pub(crate) async fn await_version(
     sandbox: &Sandbox,
     name: &str,
@@ -62,7 +62,7 @@ fn is_condition(object: &DynamicObject, kind: &str, status: &str, reason: &str) 
         .is_some_and(|found| found["status"] == status && found["reason"] == reason)
 }
 
-/// The parts of a pod and of its etcd container that the tests compare before and after a version change.
+/// The parts of a member's pod that tests compare before and after a change of the version.
 #[derive(Debug)]
 struct MemberPod {
     uid: String,
@@ -71,7 +71,7 @@ struct MemberPod {
     container_id: String,
 }
 
-/// The pods of a cluster, by name.
+/// The pods of a cluster by name.
 type MemberPods = BTreeMap<String, MemberPod>;
 
 async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
@@ -90,8 +90,8 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
     Ok(seen.collect())
 }
 
-/// Waits until all pods are the same as before, and each has restarted once. A member may respond before its kubelet
-/// reports the restart.
+/// Waits until all pods are the same as before, with one restart each. The kubelet may report a restart later than the
+/// member serves.
 async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     until("the same pods, each restarted once", DEADLINE, async || {
         in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same as before, and that each has restarted `times` times.
+/// Ensures that the pods are the same as before, with `times` restarts each.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
@@ -115,11 +115,11 @@ fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     Ok(())
 }
 
-/// Ensures that members restart one by one. A kubelet may report that a container was created and restarted before the
-/// container runs.
+/// Ensures that members restart one at a time. The kubelet may count a restart before the container runs, so the test
+/// waits for running containers.
 ///
-/// Once a minute, a kubelet removes all ended containers except the newest, and counts a created container as ended.
-/// The end time of the previous container may then be lost. For such a member, only the start time is compared.
+/// Once a minute, the kubelet removes all stopped containers except the newest, so the end time of the previous
+/// container may be missing. The test then compares only the start time.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     let what = "each member was restarted and is running";
     let mut restarts = until(what, DEADLINE, async || {
@@ -162,8 +162,8 @@ async fn await_reason(
     .await
 }
 
-/// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. A client with retries sees no failed
-/// write, and no pod is replaced.
+/// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. No write of a client with retries
+/// fails, and no pod is replaced.
 #[tokio::test]
 async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
@@ -171,7 +171,7 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the log.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
@@ -196,7 +196,7 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted between the two upgrades, so the log still contains requests of the API
+        // Invariant 29: no member has restarted since the last upgrade, so the Raft log still has requests of the API
         // v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
@@ -207,8 +207,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     .await;
 }
 
-/// If a container with the same image has run before, the kubelet delays the restart. Therefore only few steps return
-/// to an earlier version.
+/// The kubelet delays the restart of a container whose image ran before, so only few steps return to an earlier
+/// version.
 #[tokio::test]
 async fn version_change_can_be_rolled_back_or_redirected() {
     cluster_scenario("versions", async |sandbox| {
@@ -222,7 +222,7 @@ async fn version_change_can_be_rolled_back_or_redirected() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // The downgrade steps need a cluster that runs the new version.
+        // The step "downgrade" needs a cluster that runs the new version.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
@@ -232,8 +232,8 @@ async fn version_change_can_be_rolled_back_or_redirected() {
     .await;
 }
 
-/// Changes the patch release and back, in place, one member at a time. A change from the older release to the next
-/// minor release is rejected.
+/// Changes the patch release and back, one member at a time. The operator rejects a change from the older patch
+/// release to the next minor release.
 async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> Result<()> {
     sandbox.await_members("patch", 3).await?;
     let writer = Writer::start_retrying(sandbox, "patch", WRITE_INTERVAL).await?;
@@ -246,7 +246,7 @@ async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> 
     sandbox.delete_cluster("patch").await
 }
 
-/// Ensures that no write failed and that no acknowledged write is lost.
+/// Ensures that no write failed, and that no acknowledged write is lost.
 async fn finish(writer: Writer, what: &str) -> Result<()> {
     writer.await_more(10).await?;
     let tally = writer.finish(what).await?;
@@ -254,7 +254,7 @@ async fn finish(writer: Writer, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Changes the version. Ensures that the members restart one at a time, each in its existing pod.
+/// Changes the version. Ensures that members restart one at a time in their pods.
 async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let before = sandbox.await_members(name, 3).await?;
     let pods_before = pods(sandbox, name).await?;
@@ -283,14 +283,14 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // Sets the spec back to the running version.
+    // Returns to the running version.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// Requests a version whose image does not exist. Ensures that the upgrade stops at the first member, and that the
-/// cluster keeps its members when the old version is set again.
+/// Requests a version without an image. Ensures that the upgrade stops at the first member, and that the cluster keeps
+/// its members when the old version is set again.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.5.999";
@@ -318,7 +318,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     Ok(())
 }
 
-/// Stops an upgrade by a version without an image. Then redirects the upgrade to another version and another size.
+/// Requests a version without an image, and then another version and another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
@@ -328,7 +328,7 @@ async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Downgrades with etcd's own procedure, with and without volumes.
+/// Downgrades clusters with and without volumes.
 async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let plain = sandbox.await_members("plain", 3).await?;
@@ -356,7 +356,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // The number of members that have changed by now depends on the machine, so the test counts them.
+    // The number of changed members depends on the speed of the machine, so the test counts them.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);
@@ -372,12 +372,12 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // The number of restarts shows what happened to a member: 2 if it was changed and rolled back, 1 if its
-            // change was interrupted, 0 if it was not changed. The leader is changed last.
+            // Restarts of a member: 2 if it was changed and rolled back, 1 if its change was interrupted, 0 if it was
+            // not changed.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // When the version was set back, the change of one more member may have been in progress.
+            // The change of one more member may have begun before the operator read the old version.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())
@@ -389,7 +389,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     .await
 }
 
-/// Waits until the status rejects the version with this message. The cluster must keep its version.
+/// Waits until the status rejects the version with this message. Ensures that the cluster keeps its version.
 async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let object = await_object(&clusters, name, says, DEADLINE, |object| {

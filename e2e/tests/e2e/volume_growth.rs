@@ -1,8 +1,7 @@
-//! A larger storage request enlarges the volume of every member, and restarts no member.
+//! A larger storage request enlarges all volumes without a restart of members.
 //!
-//! The test covers only the requests to the Kubernetes API. The volumes of the testbed are directories, which no
-//! provisioner can enlarge, so the test itself sets the new capacity in the status of the PVCs. If a StorageClass does
-//! not allow larger volumes, the API server rejects the change.
+//! The volumes of the testbed are directories, which cannot grow, so the test sets the new capacity in the status of
+//! the PVCs. If a StorageClass does not allow the growth, the API server rejects the request.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};
@@ -131,7 +130,7 @@ async fn rejected_volume_growth_reports_remedy() {
             )
             .await?;
             ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
-            // The user requests the original size again. After that, the cluster must no longer be degraded.
+            // After the user requests the old size again, the cluster must not be degraded.
             request_size(sandbox, "64Mi").await?;
             until("Degraded=False", DEADLINE, async || {
                 let object = clusters.get("c").await?;

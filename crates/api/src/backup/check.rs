@@ -1,12 +1,11 @@
-//! Validation of an `EtcdBackup`. Performs no I/O.
+//! Validates an `EtcdBackup`. Performs no I/O.
 
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::can_restore_from;
 use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
-/// schema.
+/// The problems of the object. The schema rejects such objects, but an object may be older than the schema.
 pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     let spec = &backup.spec;
     let mut problems = spec
@@ -65,7 +64,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
 }
 
 impl BackupPolicy {
-    /// The problems of the policy. `prefix` is the JSON path of the policy in the object.
+    /// The problems of the policy. `prefix` is the path of the policy in the object.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let numbers = [
             (
@@ -106,10 +105,9 @@ impl BackupPolicy {
     }
 }
 
-/// The fields of a spec that have no effect in this release.
+/// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // Without a schedule or an interval, an EtcdBackup creates only one backup. Retention and the starting deadline
-    // then have no effect.
+    // Retention and the starting deadline have no effect on a single backup.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };
@@ -127,13 +125,13 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     ])
 }
 
-/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
-/// operator makes no backup. This release supports all such fields.
+/// The problems of fields that this release does not support, but must not ignore. There are none. If such a field
+/// were set, the operator would make no backup.
 pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
 
-/// The problem of a storage type from which a restore cannot read; `None` if a restore can read from it.
+/// The problem of a storage type from which no restore can read. `None` for other types.
 pub(crate) fn unreadable_store(storage_type: &StorageType, field: &str) -> Option<Problem> {
     (storage_type.is_known() && !can_restore_from(storage_type)).then(|| {
         Problem::new(
@@ -237,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn single_backup_ignores_retention() {
+    fn retention_has_no_effect_on_single_backup() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"maxBackups":3}}"#,
         );

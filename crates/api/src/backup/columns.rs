@@ -1,11 +1,11 @@
-//! Texts for the columns of an EtcdBackup that are computed from its spec.
+//! Texts for the columns of an EtcdBackup.
 
 use super::{EtcdBackupSpec, EtcdBackupStatus, Progress};
 use crate::display;
 
 impl EtcdBackupSpec {
-    /// The name of the EtcdCluster, or else the host of the first endpoint, for columns and metrics. Contains neither
-    /// the user nor the password of a URL.
+    /// The name of the EtcdCluster, or the host of the first endpoint, for columns and metrics. The text contains no
+    /// user and no password of a URL.
     pub fn cluster_text(&self) -> Option<String> {
         if let Some(cluster) = &self.etcd_cluster {
             return Some(cluster.name.clone());
@@ -23,7 +23,7 @@ impl EtcdBackupSpec {
         (!host.is_empty()).then(|| host.to_owned())
     }
 
-    /// The schedule or the interval, for columns. `None` if the EtcdBackup makes a single backup.
+    /// The schedule or the interval for the column. `None` for a single backup.
     pub fn schedule_text(&self) -> Option<String> {
         let policy = self.backup_policy.as_ref()?;
         let text = match (&policy.schedule, policy.backup_interval_in_second) {
@@ -43,7 +43,7 @@ impl EtcdBackupSpec {
 }
 
 impl EtcdBackupStatus {
-    /// The status without the fields that are only displayed, for an API server whose CRD is older than the operator.
+    /// The status without the fields for display. An API server with older CRDs does not store these fields.
     #[must_use]
     pub fn without_display(&self) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl EtcdBackupStatus {
 }
 
 impl Progress {
-    /// Creates the progress with its text.
+    /// Creates a progress with its text.
     pub fn new(bytes: i64, total_bytes: Option<i64>) -> Self {
         let progress = Self {
             bytes,
@@ -79,8 +79,8 @@ impl Progress {
     }
 }
 
-/// The progress of a transfer: `45%`, or the bytes if the total is unknown. The percentage is rounded down, so it is
-/// `100%` only when all bytes are transferred.
+/// The text of a progress: a percentage, or the number of bytes if the total is unknown. The percentage is rounded
+/// down, so that `100%` means all bytes.
 fn text(progress: &Progress) -> String {
     let number = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
     let done = number(progress.bytes);
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(text(0, Some(7)), "0%");
         assert_eq!(text(999_999, Some(1_000_000)), "99%");
         assert_eq!(text(7, Some(7)), "100%");
-        // The database can grow during the transfer, so more bytes than the total can be transferred.
+        // The database can grow during the transfer, so the transferred bytes can exceed the total.
         assert_eq!(text(9, Some(7)), "100%");
         assert_eq!(text(2048, None), "2.0 KiB");
         assert_eq!(text(0, Some(0)), "0 B");

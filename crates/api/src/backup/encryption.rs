@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::problem::Problem;
 use crate::schema::object_name;
 
-/// Encryption of stored backups with a key of the user. A backup is encrypted before it is written to the store.
+/// Encryption of stored backups. The operator encrypts a backup with the user's key before it writes the backup to the
+/// store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Encryption {
-    /// Name of the Secret with the keys, in the namespace of the object. Each entry is a key: the base64 text of 32 random
-    /// bytes.
+    /// Name of the Secret with the keys. Each entry of the Secret is one key: 32 random bytes, encoded in base64.
     #[schemars(schema_with = "object_name")]
     pub secret: String,
-    /// Entry of the Secret with the key for new backups. Required if the Secret has several entries.
+    /// Name of the entry with the key for new backups. Required if the Secret has more than one entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = (
@@ -25,18 +25,18 @@ pub struct Encryption {
     pub key: Option<String>,
 }
 
-/// The key with which a backup is encrypted.
+/// The key that encrypts a backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EncryptionKey {
-    /// Name of the entry in the Secret at the time of the backup.
+    /// Name of the entry in the Secret when the backup was made.
     pub name: String,
-    /// ID of the key, in hexadecimal. A restore finds the key by this ID.
+    /// ID of the key, in hexadecimal. A restore searches the Secret for the key with this ID.
     pub id: String,
 }
 
 impl Encryption {
-    /// The problems of the block. `prefix` is the JSON path of the block in the object.
+    /// The problems of the field. `prefix` is its path in the object.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let mut problems = Vec::new();
         if self.secret.is_empty() {

@@ -1,42 +1,40 @@
-//! The names of periodic backups: `<path>_v<revision>_<time>`, as coreos/etcd-operator wrote them.
+//! The names of scheduled backups: `<path>_v<revision>_<time>`, as in coreos/etcd-operator.
 //!
-//! Invariant 13 depends on this module: an object belongs to a path only if its name is exactly the name that this
-//! module would write.
+//! Invariant 13: an object in the store belongs to a path only if this module could have written exactly its name.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
 use k8s_openapi::jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
-/// Format of the time in a name. The time is in UTC, as in coreos/etcd-operator.
+/// The format of the time, which is in UTC.
 const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 
-/// The part of a periodic backup's name that follows its path.
+/// The revision and the time in the name of a scheduled backup.
 ///
-/// Values are ordered by age. The time is compared first, because a restored cluster continues from an earlier
-/// revision.
+/// The order is by time, then by revision, because a restored cluster continues from an earlier revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Numbered {
-    /// Start of the backup, in whole seconds.
+    /// The start of the backup, in whole seconds.
     pub time: Timestamp,
-    /// The revision of the member when the snapshot stream started. The manifest contains the revision of the backup,
-    /// which may be later.
+    /// The revision of the member before the snapshot. The revision in the manifest may be later, because the database
+    /// can change until the snapshot starts.
     pub revision: u64,
 }
 
-/// Prefix of the names of all periodic backups of a path. Names of backups of other paths can have the same prefix, so
-/// callers must check each listed name with [`parse`].
+/// The prefix of the names of a path's scheduled backups. Other names can have the same prefix, so callers must check
+/// each name with [`parse`].
 pub fn prefix(path: &str) -> String {
     format!("{path}_v")
 }
 
-/// The name of a periodic backup.
+/// The name of a scheduled backup.
 pub fn name(path: &str, parts: Numbered) -> String {
     let time = parts.time.to_zoned(TimeZone::UTC).strftime(TIME);
     format!("{}{}_{time}", prefix(path), parts.revision)
 }
 
-/// The part of the name `key` after the path. `None` unless `key` is exactly the name of a periodic backup of this
+/// The revision and the time in the name `key`. `None` if `key` is not exactly the name of a scheduled backup of this
 /// path.
 pub fn parse(path: &str, key: &str) -> Option<Numbered> {
     let rest = key.strip_prefix(&prefix(path))?;
@@ -49,8 +47,7 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // The parser rejects names with a sign, a leading zero or an additional character, because the operator never
-    // writes such a name.
+    // Rejects a sign, a leading zero or an additional character, because the operator never writes such names.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -103,7 +100,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // This name is in the list above. It belongs to the path `etcd_v2`, but not to the path `etcd`.
+        // A name of the list above belongs to the path `etcd_v2`, but not to `etcd`.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 

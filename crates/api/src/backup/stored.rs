@@ -1,4 +1,4 @@
-//! The progress of a transfer, and the stored backups in a status.
+//! The progress of a transfer, and the list of stored backups in a status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
@@ -10,12 +10,13 @@ use super::EncryptionKey;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Bytes transferred.
+    /// Number of transferred bytes.
     pub bytes: i64,
-    /// Bytes in total, if known.
+    /// Total number of bytes. Not set if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
-    /// Progress as text: a percentage such as `45%`, or the bytes if the total is unknown. For display only.
+    /// Progress as text: a percentage such as `45%`, or the transferred bytes if the total is unknown. For display
+    /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -35,8 +36,8 @@ pub struct StoredBackup {
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Key with which the backup is encrypted. Not set if the backup is not encrypted, or if the operator has found the
-    /// backup in the store.
+    /// The key that encrypts the backup. Not set for a backup that is not encrypted, and for a backup that the
+    /// operator found in the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
     /// Time at which the backup completed.

@@ -1,4 +1,4 @@
-//! The proof that a backup can be restored: when the operator makes the proof, and the result.
+//! The settings and the results of verifications.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::problem::Problem;
 use crate::schema::{embedded, is_false, object_name};
 use crate::storage::StorageType;
 
-/// Default of `verification.timeoutSeconds`.
+/// The default of `verification.timeoutSeconds`.
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
 
-/// Minimum of `verification.window.duration`. While an operator is replaced, it starts no verification, so a shorter
-/// window could pass unused.
+/// The minimum of `verification.window.duration`. A shorter window could pass without a verification while the
+/// operator is restarted.
 const MIN_WINDOW: Duration = Duration::from_mins(5);
 
-/// When and how the operator restores the newest backup in a separate pod, to prove that the backup can be restored.
+/// Settings of the verification, in which the operator restores the newest backup in a separate pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -29,8 +29,8 @@ const MIN_WINDOW: Duration = Duration::from_mins(5);
     "verification.timeZone requires a schedule: add verification.schedule or remove timeZone"
 ))]
 pub struct Verification {
-    /// Schedule of the verifications: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
-    /// If not set, each new backup is verified after it is complete.
+    /// Schedule of the verifications: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`,
+    /// `@yearly`. Without a schedule, the operator verifies each new backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -39,45 +39,46 @@ pub struct Verification {
          or @yearly: correct it, and set a time zone only in verification.timeZone"
     ))]
     pub schedule: Option<String>,
-    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
+    /// Time zone of the schedule, such as `Europe/Berlin`. The default is `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Times at which a verification may start. If not set, a verification starts at any time.
+    /// Time window in which verifications may start. If not set, they may start at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<VerificationWindow>,
-    /// If true, a verification does not wait for the verifications of other EtcdBackups in the namespace. By default,
-    /// only one verification runs in a namespace at a time.
+    /// If true, the verification does not wait for verifications of other EtcdBackups. If false, only one verification
+    /// runs in the namespace at a time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub allow_concurrent: bool,
-    /// Time limit of one verification, in seconds. Default 1800.
+    /// Time limit of one verification in seconds. The default is 1800.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 172_800))]
     pub timeout_seconds: Option<i32>,
-    /// Resources of the containers that restore the backup and run etcd.
+    /// Resources of the containers of the pod, which restore the backup and run etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
-    /// Volume for the restored data. If not set, an `emptyDir` without a size limit.
+    /// Volume for the restored data. If not set, the pod uses an `emptyDir` without a size limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scratch: Option<Scratch>,
-    /// Repository of the etcd image, without a tag. Default: the repository of the EtcdCluster, else
-    /// `quay.io/coreos/etcd`.
+    /// Repository of the etcd image, without a tag. The default is the repository of the EtcdCluster, or
+    /// `quay.io/coreos/etcd` without an EtcdCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     pub repository: Option<String>,
-    /// Service account of the pod. Needed for a store without a Secret, because the pod then reads the store with its
-    /// own identity.
+    /// Service account of the pod. Required for a store without a Secret, because the pod then reads the backup with
+    /// its own cloud identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub service_account_name: Option<String>,
 }
 
-/// The times at which a verification may start. A verification that has started continues after the end of the window.
+/// The time window in which verifications may start. A running verification continues after the end of the window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerificationWindow {
-    /// Start times of the window: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+    /// Schedule of the start of the window: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`,
+    /// `@yearly`.
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
@@ -85,11 +86,11 @@ pub struct VerificationWindow {
          @monthly or @yearly: correct it, and set a time zone only in verification.window.timeZone"
     ))]
     pub schedule: String,
-    /// Time zone of the start times, such as `Europe/Berlin`. Default `Etc/UTC`.
+    /// Time zone of this schedule, such as `Europe/Berlin`. The default is `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Length of the window, such as `6h`; at least `5m`.
+    /// Length of the window, such as `6h`. The minimum is `5m`.
     #[x_kube(validation = (
         "duration(self) >= duration('5m')",
         "verification.window.duration must be at least 5m: raise it"
@@ -97,7 +98,7 @@ pub struct VerificationWindow {
     pub duration: DurationText,
 }
 
-/// The volume for the restored data. It needs about twice the size of the database, and is deleted with the pod.
+/// The volume for the restored data, which is deleted with the pod. Its size should be twice the size of the database.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -109,7 +110,7 @@ pub struct Scratch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<Quantity>")]
     pub size_limit: Option<Quantity>,
-    /// Spec of a generic ephemeral volume, instead of an `emptyDir`.
+    /// Spec of a generic ephemeral volume that replaces the `emptyDir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
     #[x_kube(validation = (
@@ -125,26 +126,26 @@ pub struct Scratch {
 pub struct VerifiedBackup {
     /// Location of the backup, such as `s3://bucket/key`.
     pub location: String,
-    /// Revision that the restored etcd served.
+    /// Revision of the restored etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// Number of keys that the restored etcd served.
+    /// Number of keys in the restored etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// True if this number of keys equals the number in the manifest. False if the manifest has no number, or if leases
-    /// expired in the restored etcd before the comparison.
+    /// True if the number of keys equals the number in the manifest. False if the manifest has no number, or if leases
+    /// expired before the comparison.
     #[serde(default)]
     pub keys_compared: bool,
-    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash.
+    /// True if the hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash.
     #[serde(default)]
     pub hash_compared: bool,
     /// Time at which the backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_time: Option<Time>,
-    /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
+    /// Cluster ID of the backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// Time at which the verification ended.
+    /// Time at which the verification completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
     /// Duration of the verification, in seconds.
@@ -152,29 +153,29 @@ pub struct VerifiedBackup {
     pub duration_seconds: Option<i64>,
 }
 
-/// The current verification, the last one that failed, or one that waits for other verifications.
+/// The running verification, or the last failed verification, or a verification that waits for other verifications.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerificationStatus {
     /// Location of the backup that is verified.
     pub location: String,
-    /// Time at which this backup completed.
+    /// Time at which the backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_time: Option<Time>,
-    /// Cluster ID of this backup, in hexadecimal without leading zeros.
+    /// Cluster ID of the backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// Time since which a verification is due, until one succeeds. A wait for the window does not start
-    /// this time.
+    /// Time since which a verification is due. It stays until a verification succeeds. A verification that waits for
+    /// its window is not due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_time: Option<Time>,
-    /// Start of the current verification. Absent between two attempts.
+    /// Time at which the running attempt started. Not set between two attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// Number of failed attempts since the last success.
+    /// Number of failed attempts since the last successful verification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures: Option<i32>,
-    /// End of the last failed attempt.
+    /// Time at which the last failed attempt ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure_time: Option<Time>,
 }
@@ -187,7 +188,7 @@ impl Verification {
             .clamp(60, 172_800)
     }
 
-    /// The problems of the block. `prefix` is the JSON path of the block in the object.
+    /// The problems of the field. `prefix` is its path in the object.
     pub(crate) fn problems(&self, prefix: &str, storage_type: &StorageType) -> Vec<Problem> {
         let mut problems = Vec::new();
         if *storage_type == StorageType::Local {
@@ -222,7 +223,7 @@ impl Verification {
 }
 
 impl VerificationWindow {
-    /// The problem of the duration. `field` is its JSON path in the object.
+    /// The problem of the duration. `field` is its path in the object.
     fn problem(&self, field: &str) -> Option<Problem> {
         match self.duration.parse() {
             None => Problem::invalid_duration(field, Some(&self.duration)),

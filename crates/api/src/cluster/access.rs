@@ -1,4 +1,4 @@
-//! Access to a cluster: etcd's authentication and the NetworkPolicy.
+//! Access to a cluster: authentication and the NetworkPolicy.
 
 use k8s_openapi::api::networking::v1::NetworkPolicyPeer;
 use schemars::JsonSchema;
@@ -6,34 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::{embedded_list, null_as_empty, object_name};
 
-/// The name of the user that must exist before etcd can enable authentication.
+/// The user that must exist before etcd can enable authentication.
 pub const ROOT_USER: &str = "root";
 
-/// Credentials for a cluster with authentication.
+/// Credentials of the operators for a cluster with authentication.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Auth {
-    /// Name of the Secret with the keys `username` and `password` (type `kubernetes.io/basic-auth`) of an etcd user
-    /// with the role `root`.
+    /// Name of a Secret of the type `kubernetes.io/basic-auth`. Its keys `username` and `password` are those of an
+    /// etcd user with the role `root`.
     #[schemars(schema_with = "object_name")]
     pub secret: String,
-    /// `true`: the operator enables authentication with the user of the Secret, which must be `root`, and
-    /// keeps the password equal to the Secret. `false`: the operator disables authentication that it enabled.
-    /// If not set, the operator does not change users or authentication, and logs in if etcd requires it.
+    /// `true`: the operator enables authentication, and changes the password in etcd when the Secret changes. The user
+    /// must be `root`. `false`: the operator disables authentication that it has enabled. If not set, the operator
+    /// only logs in, and does not change authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
-/// NetworkPolicy of the members. Members may always connect to each other, and the operators may always
-/// connect to members.
+/// NetworkPolicy of the members. It always allows connections between members, and from the operators to members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkAccess {
-    /// Whether the operator creates the NetworkPolicy. Default true.
+    /// If false, the operator creates no NetworkPolicy.
     #[serde(default = "enabled")]
     pub enabled: bool,
-    /// Peers that may connect to the client port, as in a NetworkPolicy's `from`. If not set, every pod in
-    /// the namespace of the cluster may connect.
+    /// Peers that may connect to the client port, in the format of `from` of a NetworkPolicy. If not set, all pods in
+    /// the namespace may connect.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -41,8 +40,8 @@ pub struct NetworkAccess {
     )]
     #[schemars(schema_with = "embedded_list::<NetworkPolicyPeer>")]
     pub clients: Vec<NetworkPolicyPeer>,
-    /// Peers that may connect to the port for health and metrics, which exposes no data. If not set, every peer
-    /// may connect.
+    /// Peers that may connect to the port for health and metrics, which exposes no keys. If not set, all peers may
+    /// connect.
     #[serde(
         default,
         deserialize_with = "null_as_empty",

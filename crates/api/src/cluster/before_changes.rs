@@ -1,4 +1,4 @@
-//! `spec.backup.beforeChanges`: the changes of a cluster that wait for a recent backup, and the record of the last one.
+//! `spec.backup.beforeChanges`: changes that wait for a recent backup, and the last such change in the status.
 
 use std::time::Duration;
 
@@ -14,18 +14,17 @@ use crate::names::ANNOTATION_SKIP_BACKUP;
 use crate::schema::is_false;
 use crate::text::text_enum;
 
-/// Default of `spec.backup.beforeChangesMaxAge`, in seconds.
+/// The default of `spec.backup.beforeChangesMaxAge`, in seconds.
 pub const DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS: u64 = 3600;
 
-/// If a recorded time is later than the current time by more than this duration, it was written with a wrong clock. The
-/// operators ignore such a time: a backup with such a completion time is regarded as old, and a start or a request with
-/// such a time has no effect.
+/// A recorded time may exceed the current time by at most this duration. A later time comes from a wrong clock, so it
+/// is ignored: a backup with such a time counts as old, and a request with such a time has no effect.
 pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 text_enum! {
-    /// A change of a cluster that can wait for a recent backup.
+    /// A change that can wait for a recent backup.
     ClusterChange {
-        /// A change of the etcd version, to a later or an earlier one.
+        /// A change of the etcd version, also a downgrade.
         Upgrade = "Upgrade",
         /// A recovery from a lost quorum.
         Recovery = "Recovery",
@@ -56,32 +55,31 @@ pub struct LastBackup {
     pub cluster_id: Option<String>,
 }
 
-/// The last upgrade or the last removal of members that `spec.backup.beforeChanges` names: the request for a backup,
-/// recorded before the change starts, and the backup after which the change started.
+/// The last upgrade or removal of members that waited for a backup. The operator records it before the change starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BeforeChangeStatus {
-    /// `Upgrade` or `Shrink`.
+    /// The kind of the change: `Upgrade` or `Shrink`.
     #[schemars(with = "String")]
     pub change: ClusterChange,
-    /// ID of the cluster that this record belongs to.
+    /// Cluster ID at the time of the change.
     #[serde(rename = "clusterID")]
     pub cluster_id: String,
-    /// Time from which on the change waited. A backup is requested if this record has no backup.
+    /// Time at which the change began to wait for a backup.
     pub start_time: Time,
-    /// The backup after which the change started. Absent while the change waits, and if the wait was waived.
+    /// The backup after which the change started. Not set while the change waits, and if a user has waived the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<LastBackup>,
-    /// Whether a user let the change start without a backup.
+    /// True if a user has waived the backup.
     #[serde(default, skip_serializing_if = "is_false")]
     pub waived: bool,
-    /// Time at which the change was complete.
+    /// Time at which the change completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
 }
 
 impl BeforeChangeStatus {
-    /// The record of a change that waits for a backup since `start_time`.
+    /// The status of a change that has waited for a backup since `start_time`.
     pub fn waiting(change: ClusterChange, cluster_id: String, start_time: Time) -> Self {
         Self {
             change,
@@ -93,19 +91,19 @@ impl BeforeChangeStatus {
         }
     }
 
-    /// Whether the change may start.
+    /// True if the change may start.
     pub fn has_passed(&self) -> bool {
         self.backup.is_some() || self.waived
     }
 
-    /// Whether the change of the cluster with this ID waits for a backup.
+    /// True if the change waits for a backup of the cluster with this ID.
     pub fn requests_backup(&self, cluster_id: &str) -> bool {
         self.cluster_id == cluster_id && !self.has_passed() && self.completion_time.is_none()
     }
 }
 
 impl EtcdClusterSpec {
-    /// The maximum age of the backup for which this change waits. `None` if the change does not wait.
+    /// The maximum age of the backup before this change. `None` if the change does not wait for a backup.
     pub fn max_backup_age_before(&self, change: &ClusterChange) -> Option<Duration> {
         let backup = self.backup.as_ref()?;
         let age = backup.before_changes_max_age.as_ref();
@@ -114,7 +112,7 @@ impl EtcdClusterSpec {
         waits.then(|| age.and_then(DurationText::parse).unwrap_or(default))
     }
 
-    /// The backup that a change needs, as part of a sentence. `age` is its maximum age.
+    /// The required backup as part of a sentence. `age` is its maximum age.
     pub fn needed_backup(&self, age: Duration) -> String {
         let backup = self.backup.as_ref();
         let proven = backup.is_some_and(|backup| backup.verification.is_some());
@@ -123,7 +121,7 @@ impl EtcdClusterSpec {
         format!("a backup of this cluster that is {proven}at most {age} s old")
     }
 
-    /// Whether `spec.backup` makes no backups at present.
+    /// True if `spec.backup` is suspended.
     pub fn suspends_backups(&self) -> bool {
         let backup = self.backup.as_ref();
         backup.is_some_and(|backup| backup.suspend || backup.backup_policy.suspend)
@@ -131,8 +129,8 @@ impl EtcdClusterSpec {
 }
 
 impl LastBackup {
-    /// Whether the backup is of the cluster with this ID, and was complete at the time `since` or later. False if
-    /// its completion time was written with a wrong clock ([`MAX_CLOCK_SKEW`]).
+    /// True if the backup has this cluster ID and completed at `since` or later. False if its time comes from a wrong
+    /// clock ([`MAX_CLOCK_SKEW`]).
     pub fn covers(&self, cluster_id: &str, since: Timestamp, now: Timestamp) -> bool {
         let is_own = self.cluster_id.as_deref() == Some(cluster_id);
         let time = self.time.as_ref().map(|time| time.0);
@@ -141,21 +139,20 @@ impl LastBackup {
     }
 }
 
-/// The completion time of a backup that is exactly `age` old at the time `at`. Backups with earlier completion times
-/// are too old.
+/// The completion time of a backup whose age is `age` at the time `at`. Earlier backups are too old.
 pub fn earliest_backup(at: Timestamp, age: Duration) -> Timestamp {
     let age = SignedDuration::try_from(age).unwrap_or(SignedDuration::MAX);
     at.checked_sub(age).unwrap_or(Timestamp::MIN)
 }
 
 /// The value of the annotation [`crate::names::ANNOTATION_SKIP_BACKUP`] that waives the backup before one change. The
-/// time is the start of the wait, so that the value never waives a later wait.
+/// value contains the start of the wait, so it does not apply to later changes.
 pub fn backup_waiver(change: &ClusterChange, since: Timestamp) -> String {
     format!("{change}/{since}")
 }
 
-/// The sentence that says how a user waives the backup. `object` is the EtcdCluster or the EtcdRestore, and `kind` is
-/// its kind in lower case.
+/// A sentence that tells the user how to waive the backup. `object` is the EtcdCluster or EtcdRestore, and `kind` its
+/// kind in lower case.
 pub fn how_to_waive_backup(kind: &str, object: &ObjectMeta, waiver: &str) -> String {
     let command = command::annotate(kind, object, ANNOTATION_SKIP_BACKUP, waiver);
     format!("To continue without a backup, run {command}")

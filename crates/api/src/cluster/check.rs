@@ -1,5 +1,4 @@
-//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Performs no
-//! I/O.
+//! Validates an `EtcdCluster`. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +13,11 @@ use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
 
-/// Minimum validity of a generated certificate. The operator renews a certificate in the last third of its validity,
-/// and needs time to deliver it to the members.
+/// The minimum validity of a generated certificate. The operator renews a certificate in the last third of its
+/// validity, and members need time to read the new certificate.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
-/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
-/// schema.
+/// The problems of the object. The schema rejects such objects, but an object may be older than the schema.
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     let mut problems = Vec::new();
@@ -29,7 +27,7 @@ pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     problems
 }
 
-/// The problems of a spec, in an EtcdCluster or in a template.
+/// The problems of the spec of an EtcdCluster or of a template.
 pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let mut problems = Vec::new();
     if !(MIN_SIZE..=MAX_SIZE).contains(&spec.size) {
@@ -220,8 +218,8 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     problems
 }
 
-/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` sets as well. The messages
-/// do not contain the values of the variables.
+/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` also sets. The messages do
+/// not contain values of variables.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let options = spec.etcd.as_ref().map(EtcdOptions::flags);
     let options = options.unwrap_or_default();
@@ -284,7 +282,7 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems
 }
 
-/// The fields of a spec that have no effect in this release.
+/// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     let Some(pod) = &spec.pod else {
         return Vec::new();
@@ -297,15 +295,15 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     ])
 }
 
-/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
-/// operator starts no member.
+/// The problems of fields that this release does not support, but must not ignore. If such a field were set, the
+/// operator would start no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // This release supports every field that would be unsafe to ignore, so the list is empty.
+    // There are no such fields in this release.
     let _ = spec;
     Vec::new()
 }
 
-/// Whether a restore can read this type of store.
+/// True if a restore can read from this type of store.
 pub(crate) fn can_restore_from(storage_type: &StorageType) -> bool {
     *storage_type != StorageType::Local
 }

@@ -1,9 +1,9 @@
-//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads its flags from the
-//! command line and from environment variables, so the same rule applies to both fields. Performs no I/O.
+//! The etcd flags that users must not set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. Both fields have the same
+//! rules, because etcd also reads flags from environment variables. Performs no I/O.
 
-/// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without the prefix
-/// `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema repeat this list, and a test
-/// compares both lists.
+/// Flags that the operator sets, so users must not set them in `extraArgs` and `etcdEnv`, also with the prefix
+/// `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema contain the same list, and a test
+/// compares both.
 pub const OWNED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -29,8 +29,8 @@ pub const OWNED_FLAGS: &[&str] = &[
     "version",
 ];
 
-/// Flags of etcd that have a field in `spec.etcd`. `extraArgs` may not set these flags. `etcdEnv` may set
-/// them if the field is not set, as in coreos/etcd-operator.
+/// Flags that are fields of `spec.etcd`. Users must not set them in `extraArgs`. As in coreos/etcd-operator, they may
+/// set them in `etcdEnv` if the field is not set.
 pub const TYPED_FLAGS: &[&str] = &[
     "quota-backend-bytes",
     "auto-compaction-mode",
@@ -42,14 +42,14 @@ pub const TYPED_FLAGS: &[&str] = &[
     "max-txn-ops",
 ];
 
-/// Prefix of the environment variables from which etcd reads its flags.
+/// The prefix of the environment variables from which etcd reads flags.
 const PREFIX: &str = "ETCD_";
 
-/// The etcd flag that an environment variable sets, without dashes; `None` if etcd reads no flag from the variable. For
-/// example, `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
+/// The flag that an environment variable sets, without dashes: `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
+/// `None` if etcd does not read the variable.
 ///
-/// The variable of a flag is `ETCD_` and the name of the flag in upper case, with `_` instead of `-`. etcd accepts only
-/// this spelling (`FlagToEnv` in etcd's `pkg/flags`).
+/// The variable of a flag is `ETCD_` and the name of the flag in upper case, with `_` instead of `-`. etcd accepts no
+/// other spelling (`FlagToEnv` in etcd's `pkg/flags`).
 pub fn flag_of_env(variable: &str) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     let is_spelled = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
@@ -57,13 +57,13 @@ pub fn flag_of_env(variable: &str) -> Option<String> {
     spelled.then(|| name.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Whether a command line argument sets the flag `flag`, whose name is given without dashes.
+/// True if a command line argument sets this flag. `flag` has no dashes.
 pub fn is_flag(argument: &str, flag: &str) -> bool {
     let name = argument.strip_prefix("--");
     name.is_some_and(|name| name.split('=').next() == Some(flag))
 }
 
-/// The remedy if `extraArgs` must not contain an argument; `None` if the argument is allowed.
+/// The remedy if `extraArgs` must not have this argument. `None` if the argument is allowed.
 pub fn refused_argument(argument: &str) -> Option<&'static str> {
     let Some(flag) = argument.strip_prefix("--") else {
         return Some("write one flag in each item, as --flag=value");
@@ -78,8 +78,7 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// The remedy if `etcdEnv` must not contain a variable; `None` if the variable is allowed. The result does not depend
-/// on the value of the variable.
+/// The remedy if `etcdEnv` must not have this variable. `None` if the variable is allowed.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
     is_owned(&flag).then_some("remove the variable, because the operator sets the flag")
@@ -95,7 +94,7 @@ fn is_owned(flag: &str) -> bool {
         })
 }
 
-/// The name of a flag without the prefix `experimental-`.
+/// The flag without the prefix `experimental-`.
 fn stable(flag: &str) -> &str {
     flag.strip_prefix("experimental-").unwrap_or(flag)
 }
@@ -141,7 +140,7 @@ mod tests {
             flag("ETCD_FORCE_NEW_CLUSTER").as_deref(),
             Some("force-new-cluster")
         );
-        // None of these variables sets an etcd flag.
+        // etcd reads no flag from these variables.
         for variable in [
             "",
             "ETCD_",

@@ -1,12 +1,11 @@
-//! Validates the annotation that names an etcd cluster to join.
+//! Validates the annotation with the URLs of a cluster to join.
 
 use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The problem if the URLs in the annotation do not match `spec.TLS`. The members can join the other cluster only if
-/// both clusters use the same URL scheme, `http` or `https`. If this cluster has already bootstrapped a new etcd
-/// cluster, the annotation has no effect.
+/// The problem if the scheme of the URLs in the annotation, `http` or `https`, does not match `spec.TLS`. The
+/// annotation has no effect on a cluster that has already bootstrapped.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata
@@ -61,7 +60,7 @@ mod tests {
             ("x:2379", &plain, false),
             ("https://x:2379", &secrets, true),
             ("https://x:2379,http://y:2379", &secrets, false),
-            // The peer URLs may use TLS here, but clients connect without TLS.
+            // Members may use TLS between each other although clients do not.
             ("http://x:2379", &peers, true),
         ] {
             let problem = join_problem(&cluster(urls, tls, &[]));

@@ -15,11 +15,11 @@ use crate::storage::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// Start of the first members.
+    /// How the first members start.
     BootstrapMode {
         /// All first members start at the same time.
         Parallel = "Parallel",
-        /// One seed member starts first, and the other members join one by one.
+        /// One member starts first, and the others join one by one.
         Seed = "Seed",
     }
 }
@@ -32,11 +32,11 @@ impl Default for BootstrapMode {
 }
 
 text_enum! {
-    /// Host name of a member for peers and clients.
+    /// The host name of a member, for other members and clients.
     MemberAddress {
-        /// The member's own Service: `<member>.<namespace>.svc`.
+        /// The Service of the member: `<member>.<namespace>.svc`.
         Service = "Service",
-        /// The pod's name under the headless Service: `<member>.<cluster>.<namespace>.svc`.
+        /// The name of the pod under the headless Service: `<member>.<cluster>.<namespace>.svc`.
         Pod = "Pod",
     }
 }
@@ -44,31 +44,31 @@ text_enum! {
 text_enum! {
     /// Type of the client Service.
     ClientServiceType {
-        /// Clients reach the Service only inside the Kubernetes cluster.
+        /// Clients in the Kubernetes cluster can connect.
         ClusterIp = "ClusterIP",
-        /// Clients reach the Service on a port of every node.
+        /// Clients can connect to a port of every node.
         NodePort = "NodePort",
-        /// Clients reach the Service through a load balancer.
+        /// Clients can connect through a load balancer.
         LoadBalancer = "LoadBalancer",
     }
 }
 
 text_enum! {
-    /// What the operator does after a permanent loss of quorum.
+    /// How a cluster is recovered after a permanent loss of the quorum.
     RecoveryPolicy {
         /// The operator reports the loss and waits for an approval.
         Manual = "Manual",
-        /// The operator continues with the data of the most advanced survivor, and records what was lost.
+        /// The operator recovers the cluster from the survivor with the newest data, and records the lost members.
         Automatic = "Automatic",
     }
 }
 
 text_enum! {
-    /// Criterion of etcd's automatic compaction.
+    /// The criterion of etcd's automatic compaction.
     AutoCompactionMode {
         /// etcd compacts revisions that are older than the retention.
         Periodic = "periodic",
-        /// etcd keeps as many of the newest revisions as the retention says.
+        /// etcd compacts all revisions except the newest ones. The retention is their number.
         Revision = "revision",
     }
 }
@@ -77,7 +77,7 @@ text_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicesPolicy {
-    /// The client Service, `<cluster>-client`.
+    /// The client Service, which is named `<cluster>-client`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientServicePolicy>,
 }
@@ -94,7 +94,7 @@ pub struct ServicesPolicy {
     "spec.services.client.loadBalancerClass needs type LoadBalancer: set the type or remove loadBalancerClass"
 ))]
 pub struct ClientServicePolicy {
-    /// Type of the Service. Default `ClusterIP`.
+    /// Type of the Service. The default is `ClusterIP`.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ClientServiceType>,
     /// Annotations of the Service.
@@ -105,21 +105,21 @@ pub struct ClientServicePolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub load_balancer_class: Option<String>,
-    /// Client addresses that the load balancer accepts, as CIDRs.
+    /// Address ranges (CIDRs) from which the load balancer accepts clients.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub load_balancer_source_ranges: Vec<String>,
-    /// Port on the nodes.
+    /// Port of the Service on the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub node_port: Option<i32>,
 }
 
-/// The PodDisruptionBudget of the voters.
+/// The PodDisruptionBudget of the voters, which protects their quorum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DisruptionBudgetPolicy {
-    /// Whether the operator creates a PodDisruptionBudget. The budget protects a quorum of the voters.
+    /// If false, the operator creates no PodDisruptionBudget.
     #[serde(default = "enabled")]
     pub enabled: bool,
 }
@@ -128,41 +128,41 @@ fn enabled() -> bool {
     true
 }
 
-/// When the operator replaces a member that is down.
+/// Settings for the replacement of members that are down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberReplacement {
-    /// Time after which the operator replaces a member on a lost node although its disk still exists, such as
-    /// `5m`. Default `60s`. The same time applies to a member that does not start for an unknown reason.
+    /// Time after which the operator replaces a member on a lost node, or a member that does not start for an unknown
+    /// reason. The default is `60s`. The operator then replaces the member although its volume exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
-    /// Minimum time for which the operator keeps the volume of a member that another client removed from
-    /// etcd, such as `24h`. Default `1h`. The volume is kept longer until the cluster has its full size, is
-    /// healthy and has passed the data comparison. If a majority of the members was removed, the operator
-    /// never deletes their volumes.
+    /// Minimum time for which the operator keeps the volume of a member that a user or other software has removed from
+    /// etcd. The default is `1h`. The operator keeps the volume longer while the cluster has too few members, is not
+    /// healthy, or has not passed the data comparison. If a majority of members was removed, the operator never
+    /// deletes their volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_volumes: Option<DurationText>,
 }
 
-/// What the operator does after a permanent loss of quorum.
+/// Settings for the recovery after a permanent loss of the quorum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
-    /// `Manual` (default): a user approves the recovery by an annotation. `Automatic`: the operator starts
-    /// the recovery.
+    /// `Manual`: a user approves the recovery with an annotation. `Automatic`: the operator starts the recovery. The
+    /// default is `Manual`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
-    /// Time for which quorum must have been lost before `Automatic` starts a recovery, such as `5m`. Default
-    /// `60s`. After an approval, the operator waits this time for members that have data but do not answer.
+    /// Time for which the quorum must be lost before `Automatic` starts a recovery. The default is `60s`. After an
+    /// approval, the operator waits this time for members that have data but do not respond.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
-    /// Minimum time for which the operator keeps the volumes of the old members after a recovery, such as `24h`.
-    /// Default `1h`. The volumes are kept longer until the new cluster has its full size and is healthy.
+    /// Minimum time for which the operator keeps the volumes of the old members after a recovery. The default is `1h`.
+    /// The operator keeps them longer while the new cluster has too few members or is not healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_volumes: Option<DurationText>,
 }
 
-/// Options of etcd. An option that is not set has etcd's default.
+/// Options of etcd. If an option is not set, etcd uses its default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -179,25 +179,25 @@ pub struct Recovery {
     "spec.etcd.electionTimeout must be at least five times spec.etcd.heartbeatInterval (default 100ms): raise electionTimeout or lower heartbeatInterval"
 ))]
 pub struct EtcdOptions {
-    /// Size of the database at which etcd raises the alarm NOSPACE, in bytes.
+    /// Maximum size of the database in bytes. When the database reaches it, etcd raises the alarm NOSPACE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub quota_backend_bytes: Option<i64>,
-    /// Criterion of automatic compaction.
+    /// Criterion of the automatic compaction: age or number of revisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_compaction_mode: Option<AutoCompactionMode>,
-    /// Retention of automatic compaction: a duration such as `30m`, or a number of revisions.
+    /// Retention of the automatic compaction: a duration such as `30m`, or a number of revisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32))]
     pub auto_compaction_retention: Option<String>,
     /// Interval of the leader's heartbeats, such as `100ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat_interval: Option<DurationText>,
-    /// Time without a heartbeat after which a member starts an election, such as `1s`; at most `50s`.
+    /// Time without a heartbeat after which a member starts an election, such as `1s`. The maximum is `50s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("duration(self) <= duration('50s')", "spec.etcd.electionTimeout must be at most 50s, which is etcd's own limit: lower it"))]
     pub election_timeout: Option<DurationText>,
-    /// Number of committed transactions after which etcd writes a raft snapshot to disk.
+    /// Number of committed transactions after which etcd writes a Raft snapshot to disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub snapshot_count: Option<i64>,
@@ -205,26 +205,26 @@ pub struct EtcdOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_request_bytes: Option<i64>,
-    /// Maximum number of operations in a transaction. The default of etcd is 128.
+    /// Maximum number of operations in a transaction. The default is 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_txn_ops: Option<i64>,
 }
 
-/// An option that is set in the spec, as a flag of etcd.
+/// An option of `spec.etcd` as a flag of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdFlag {
     /// The flag of etcd, without dashes.
     pub flag: &'static str,
     /// The name of the field in `spec.etcd`.
     pub field: &'static str,
-    /// The value, in the unit that etcd expects.
+    /// The value in etcd's unit.
     pub value: String,
 }
 
 impl EtcdOptions {
-    /// The flags of all options that are set, in the order of [`TYPED_FLAGS`]. An option with an invalid duration is
-    /// left out.
+    /// The flags of all options in the spec, in the order of [`TYPED_FLAGS`]. Options with an invalid duration are
+    /// omitted.
     pub fn flags(&self) -> Vec<EtcdFlag> {
         let Self {
             quota_backend_bytes,
@@ -263,13 +263,13 @@ impl EtcdOptions {
     }
 }
 
-/// The duration as a number of milliseconds, which etcd expects.
+/// The duration in milliseconds, which is etcd's unit.
 fn milliseconds(text: &DurationText) -> Option<String> {
     text.parse()
         .map(|duration| duration.as_millis().to_string())
 }
 
-/// Schedule and location of a cluster's periodic backups.
+/// Scheduled backups of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -332,32 +332,33 @@ pub struct ClusterBackup {
     /// Location in the operator's directory, with `storageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Compression of stored backups. Default `none`.
+    /// Compression of the stored backups. The default is `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Encryption of stored backups. By default, the backup operator does not encrypt backups.
+    /// Encryption of the stored backups. Without this field, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
-    /// Proof that the newest backup can be restored: the backup operator restores it in a separate pod.
+    /// Settings of the verification. The backup operator restores the newest backup in a separate pod to prove that it
+    /// can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
-    /// Changes that start only after a recent backup: `Upgrade`, `Recovery`, `Restore`, `Shrink`. For an upgrade or a
-    /// removal of members, the operator requests a backup if there is none. A recovery from a lost quorum and a restore
-    /// in place need an existing backup. By default, no change waits.
+    /// Changes that wait for a recent backup: `Upgrade`, `Recovery`, `Restore` and `Shrink`. Without this field, no
+    /// change waits. Before an upgrade or a removal of members, the operator requests a backup. A recovery and a
+    /// restore in place need an existing backup.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub before_changes: Vec<ClusterChange>,
-    /// Maximum age of the backup before such a change, such as `15m`. Default `1h`. The age counts from the end of the
-    /// backup to the start of the change. Without a quorum, it counts to the loss of the quorum.
+    /// Maximum age of the backup before a change, such as `15m`. The default is `1h`. The age is the time from the
+    /// completion of the backup to the change or, for a recovery, to the loss of the quorum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before_changes_max_age: Option<DurationText>,
-    /// Make no backups while this is true.
+    /// If true, the backup operator starts no new backups of this cluster.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
 }
 
 impl ClusterBackup {
-    /// The storage blocks of the spec.
+    /// The storage locations of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),

@@ -1,19 +1,18 @@
-//! The stages in which the operator switches TLS between peers on or off while members run.
+//! The stages of a switch of TLS between members, while they run.
 //!
-//! A member's peers connect to the peer URL in etcd's member list. A peer listener either uses TLS or does not
-//! (`configurePeerListeners` in etcd's `server/embed/etcd.go`). A switch therefore needs a second port and four stages.
-//! Two adjacent stages have one listener in common. When all peer URLs use this listener, the operator restarts the
-//! members in the next stage. From the second stage on, members have certificates, and can connect with and without
-//! TLS.
+//! A peer listener either uses TLS or does not (`configurePeerListeners` in etcd's `server/embed/etcd.go`), and other
+//! members connect to the URL in etcd's member list. A switch therefore needs a second port and four stages. Two
+//! adjacent stages share one listener. When all peer URLs use this listener, the operator restarts the members in the
+//! next stage. From the second stage on, members have certificates, and connect with and without TLS.
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::{PEER_PORT, SECOND_PEER_PORT};
 
-/// A peer listener: whether it uses TLS, and its port.
+/// A peer listener: true if it uses TLS, and its port.
 pub type PeerListener = (bool, u16);
 
-/// Stage of a switch of TLS between peers. A switch passes through the stages in this order, or in reverse.
+/// A stage of a switch of TLS between members. TLS is switched on in this order, and switched off in reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerStage {
     /// One listener, without TLS.
@@ -27,7 +26,7 @@ pub enum PeerStage {
 }
 
 impl PeerStage {
-    /// All stages, in order.
+    /// All stages in order.
     pub const ALL: [Self; 4] = [Self::Plain, Self::PlainAndTls, Self::TlsTwice, Self::Tls];
 
     /// The listeners of a member.
@@ -40,19 +39,19 @@ impl PeerStage {
         }
     }
 
-    /// The listener in the peer URL of a new member. Members in this stage and in adjacent stages can connect to this
-    /// listener.
+    /// The listener in the peer URL of a new member. Members in this stage and in the adjacent stages can connect to
+    /// it.
     pub fn usual(self) -> PeerListener {
         (self >= Self::TlsTwice, PEER_PORT)
     }
 
-    /// The listener that two stages have in common. `None` if there is no such listener.
+    /// The listener that both stages have. `None` if there is none.
     pub fn shared_with(self, other: Self) -> Option<PeerListener> {
         let shared = |listener: &&PeerListener| other.listeners().contains(listener);
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The stage that follows this stage on the way to `other`. If both stages are equal, returns `other`.
+    /// The next stage from this stage to `other`. Returns `other` if both are equal.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;
@@ -102,7 +101,7 @@ mod tests {
     fn new_member_is_reachable_in_adjacent_tls_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // If a new member uses TLS, the members at the adjacent stage must have certificates too.
+            // If new members use TLS, members of the previous stage must have certificates.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

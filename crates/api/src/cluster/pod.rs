@@ -14,13 +14,13 @@ use crate::schema::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// When the image is pulled.
+    /// When the kubelet pulls the image.
     ImagePullPolicy {
-        /// The kubelet pulls the image at every start of the container.
+        /// At every start of the container.
         Always = "Always",
-        /// The kubelet pulls the image if the node does not have it.
+        /// Only if the node does not have the image.
         IfNotPresent = "IfNotPresent",
-        /// The kubelet never pulls the image, so the node must have it.
+        /// Never, so the node must have the image.
         Never = "Never",
     }
 }
@@ -29,7 +29,7 @@ text_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodPolicy {
-    /// Labels of the pods, in addition to the operator's own.
+    /// Labels of the pods, in addition to the operator's labels.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -41,7 +41,7 @@ pub struct PodPolicy {
         "spec.pod.labels must not contain app, etcd_* or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
     ))]
     pub labels: TextMap,
-    /// Annotations of the pods, in addition to the operator's own.
+    /// Annotations of the pods, in addition to the operator's annotations.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -61,16 +61,16 @@ pub struct PodPolicy {
     )]
     #[schemars(schema_with = "text_map")]
     pub node_selector: TextMap,
-    /// Affinity of the pods. If not set, pods prefer nodes without another member of the cluster.
+    /// Affinity of the pods. If not set, the scheduler prefers nodes without another member of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<Affinity>")]
     pub affinity: Option<Affinity>,
-    /// Require a different node for each member. Deprecated by v1beta2: use `affinity`, which takes
-    /// precedence.
+    /// If true, each member runs on a different node. Deprecated by v1beta2: use `affinity`, which overrides this
+    /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anti_affinity: Option<bool>,
-    /// Topology spread constraints of the pods. If not set, pods are spread over the zones, if the nodes have
-    /// zones.
+    /// Topology spread constraints of the pods. If not set, the scheduler spreads the pods over the zones of the
+    /// nodes.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -90,8 +90,8 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
-    /// Environment of the etcd container. etcd reads the flag `--x-y` from `ETCD_X_Y`. Variables of flags
-    /// that the operator sets are rejected. A variable is left out of the pod if its flag is on etcd's
+    /// Environment variables of the etcd container. etcd reads the flag `--x-y` from `ETCD_X_Y`. The API server
+    /// rejects variables of flags that the operator sets. The operator omits a variable whose flag is on etcd's
     /// command line.
     #[serde(
         default,
@@ -104,8 +104,8 @@ pub struct PodPolicy {
         "spec.pod.etcdEnv may not set names, addresses, directories, discovery, TLS or membership of etcd, which the operator manages: remove that variable"
     ))]
     pub etcd_env: Vec<EnvVar>,
-    /// Flags of etcd, one in each item, such as `--log-level=debug`. Flags that the operator sets are
-    /// rejected.
+    /// Flags of etcd, one in each item, such as `--log-level=debug`. The API server rejects flags that the operator
+    /// sets.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -125,7 +125,8 @@ pub struct PodPolicy {
         "spec.pod.extraArgs may not set a flag that has a field: use the field of spec.etcd"
     ))]
     pub extra_args: Vec<String>,
-    /// PersistentVolumeClaim of each member. If not set, the data of a member is lost with its pod.
+    /// Spec of the PersistentVolumeClaim of each member. If not set, members have no volumes and lose their data with
+    /// their pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
     #[x_kube(validation = (
@@ -133,7 +134,7 @@ pub struct PodPolicy {
         "spec.pod.persistentVolumeClaimSpec has no volume size: set resources.requests.storage"
     ))]
     pub persistent_volume_claim_spec: Option<PersistentVolumeClaimSpec>,
-    /// Security context of the pods. If not set, pods run as user 65532 under the restricted profile.
+    /// Security context of the pods. If not set, pods run as user 65532, under the restricted Pod Security Standard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<PodSecurityContext>")]
     pub security_context: Option<PodSecurityContext>,
@@ -141,7 +142,7 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<SecurityContext>")]
     pub container_security_context: Option<SecurityContext>,
-    /// Secrets for pulling images.
+    /// Secrets that the kubelet needs to pull images.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -149,15 +150,15 @@ pub struct PodPolicy {
     )]
     #[schemars(schema_with = "embedded_list::<LocalObjectReference>")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// When the image is pulled.
+    /// When the kubelet pulls the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
     /// Priority class of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub priority_class_name: Option<String>,
-    /// Service account of the pods. The operator mounts no token; a projected volume in `volumes` can mount a
-    /// token.
+    /// Service account of the pods. The operator mounts no token of it. To mount a token, use a projected volume in
+    /// `volumes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub service_account_name: Option<String>,
@@ -169,8 +170,8 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub runtime_class_name: Option<String>,
-    /// Time limit in seconds for a pod to stop. Then Kubernetes kills its processes. Default: 2, or 30 with `sidecars`
-    /// or `initContainers`.
+    /// Time limit in seconds for a pod to stop, after which Kubernetes kills its processes. The default is 2, or 30 if
+    /// `sidecars` or `initContainers` are set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
@@ -222,8 +223,8 @@ pub struct PodPolicy {
         "spec.pod.sidecars may not be named etcd, fetch or restore, which the operator reserves: choose another name"
     ))]
     pub sidecars: Vec<Container>,
-    /// Domain of the Kubernetes cluster, such as `.cluster.local`, appended to `svc` in the members' host
-    /// names.
+    /// Domain of the Kubernetes cluster, such as `.cluster.local`. The operator appends it to the host names of
+    /// members, after `svc`.
     #[serde(
         default,
         rename = "ClusterDomain",
@@ -235,14 +236,15 @@ pub struct PodPolicy {
         "spec.pod.ClusterDomain must be a domain such as .cluster.local: use lowercase letters, digits, dashes and dots"
     ))]
     pub cluster_domain: Option<String>,
-    /// No effect. Accepted for compatibility with coreos/etcd-operator: no container waits for DNS.
+    /// Has no effect, because no container waits for DNS. The field exists for manifests of coreos/etcd-operator.
     #[serde(
         default,
         rename = "DNSTimeoutInSecond",
         skip_serializing_if = "Option::is_none"
     )]
     pub dns_timeout_in_second: Option<i64>,
-    /// No effect. Accepted for compatibility with coreos/etcd-operator: no busybox image is used.
+    /// Has no effect, because the operator uses no busybox image. The field exists for manifests of
+    /// coreos/etcd-operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub busybox_image: Option<String>,

@@ -1,5 +1,4 @@
-//! `EtcdCluster.status`: the observed state, and the few records that the operator cannot rebuild from etcd or the
-//! pods.
+//! `EtcdCluster.status`: the observed state, and data that the operator cannot read from etcd or from pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -14,18 +13,17 @@ use crate::schema::{is_false, null_as_empty, readable_items};
 use crate::text::text_enum;
 
 text_enum! {
-    /// Phase of a cluster, derived from its conditions. For display and for readers of v1beta2.
+    /// Phase of a cluster, from its conditions. For display, and for programs that read v1beta2.
     ClusterPhase {
         /// The operator is starting the first members.
         Creating = "Creating",
         /// The first members have formed the cluster.
         Running = "Running",
-        /// The operator is stopping the members, because `spec.hibernate` is set.
+        /// `spec.hibernate` is true, and the operator is stopping the members.
         Hibernating = "Hibernating",
-        /// No member runs, because `spec.hibernate` is set. The operator keeps the volumes.
+        /// `spec.hibernate` is true, and no member runs. The volumes are kept.
         Hibernated = "Hibernated",
-        /// The spec is invalid. In coreos/etcd-operator, this phase was final. In this project, the phase ends when the
-        /// spec is valid.
+        /// The spec is invalid. The phase ends when the spec is valid. In coreos/etcd-operator, it never ended.
         Failed = "Failed",
     }
 }
@@ -43,13 +41,13 @@ text_enum! {
 }
 
 text_enum! {
-    /// Phase of a recovery from quorum loss.
+    /// Phase of a recovery from a lost quorum.
     RecoveryPhase {
-        /// The operator creates the first member of the new cluster from the survivor.
+        /// The operator creates the first member of the new cluster with the survivor's data.
         InProgress = "InProgress",
-        /// The new cluster is verified and recorded.
+        /// The operator has verified and recorded the new cluster.
         Complete = "Complete",
-        /// The recovery was abandoned: a quorum returned, or the survivor was lost.
+        /// The operator has canceled the recovery, because a quorum returned or the survivor was lost.
         Cancelled = "Cancelled",
     }
 }
@@ -57,45 +55,45 @@ text_enum! {
 text_enum! {
     /// How a recovery was approved.
     RecoveryApproval {
-        /// A user set the annotation `etcd.database.coreos.com/recover`.
+        /// A user has set the annotation `etcd.database.coreos.com/recover`.
         Annotation = "Annotation",
-        /// The spec contains `recovery.policy: Automatic`.
+        /// The spec has `recovery.policy: Automatic`.
         Policy = "Policy",
     }
 }
 
-/// Observed state of an EtcdCluster. All fields can be rebuilt, except `bootstrap`, `clusterID`, `recovery`,
+/// Observed state of an EtcdCluster. The operator can rebuild all fields except `bootstrap`, `clusterID`, `recovery`,
 /// `staleApproval`, `replaced`, `defragmentation`, `raftLog`, `beforeChange` and `TLS`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
-    /// Generation of the spec that this status is based on.
+    /// Generation of the spec that the operator has processed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the cluster is doing, in one word: `Ready`, or the reason why the condition `Ready` is false. During a
-    /// version change, the word is followed by both versions.
+    /// `Ready`, or the reason why the condition `Ready` is False. During a change of the etcd version, also both
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// `Creating`, `Running`, `Hibernating`, `Hibernated` or `Failed`.
+    /// Phase of the cluster: `Creating`, `Running`, `Hibernating`, `Hibernated` or `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<ClusterPhase>,
-    /// Why the phase is `Failed`.
+    /// Reason why the phase is `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the operator changes nothing because `spec.paused` is set.
+    /// True if `spec.paused` is set, so that the operator does not change the cluster.
     #[serde(default, skip_serializing_if = "is_false")]
     pub control_paused: bool,
     /// Number of members in etcd's member list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i32>,
-    /// Number of the cluster's pods, for the scale subresource.
+    /// Number of pods of the members, for the scale subresource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Label selector of the pods, for the scale subresource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Names of the members by readiness.
+    /// Names of the members with and without a ready pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<MembersStatus>,
     /// Number of healthy members.
@@ -108,43 +106,42 @@ pub struct EtcdClusterStatus {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub member_details: Vec<MemberStatus>,
-    /// Cluster ID as etcd reports it, in hexadecimal without leading zeros. The operator never bootstraps a
-    /// cluster again that has a cluster ID.
+    /// Cluster ID of etcd, in hexadecimal without leading zeros. The operator never bootstraps a cluster that has a
+    /// cluster ID.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// Name of the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
-    /// The first members and the cluster token. The operator records them before it creates anything.
+    /// The first members and the cluster token. The operator records them before it creates other objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<BootstrapStatus>,
-    /// The last recovery from quorum loss: the decision, recorded before the recovery began, and the result.
+    /// The last recovery from a lost quorum. The operator records it before it starts the recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<RecoveryStatus>,
-    /// Value of the annotation `etcd.database.coreos.com/recover` that was set while a quorum answered. This
-    /// value approves nothing until the annotation is removed and set again.
+    /// Value of the annotation `etcd.database.coreos.com/recover` at a time when the cluster had a quorum. It approves
+    /// no recovery until a user removes the annotation and sets it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_approval: Option<String>,
-    /// The cluster that the last restore with `overwrite` replaced.
+    /// The cluster that the last restore with `overwrite` has replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<ReplacedStatus>,
-    /// The last defragmentation of members, recorded before each call to a member.
+    /// The last defragmentation of members. The operator updates it before each request to a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<DefragmentationStatus>,
-    /// The Raft log before an upgrade to etcd 3.7, recorded before the operator appends entries to it.
+    /// The Raft log before an upgrade to etcd 3.7. The operator records it before it appends entries to the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raft_log: Option<RaftLogStatus>,
-    /// The last upgrade or removal of members that had to wait for a backup, recorded before the change starts.
+    /// The last upgrade or removal of members that waited for a backup. The operator records it before the change
+    /// starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before_change: Option<BeforeChangeStatus>,
-    /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
-    /// `spec.TLS`.
+    /// The TLS settings of the members. During a switch of TLS, they differ from `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
-    // Two operators write `status.TLS`. Each write must replace the whole record, so that no fields of both records are
-    // merged.
+    // Two operators write `status.TLS`. An atomic field prevents that fields of two writes are merged.
     #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
-    /// Alarms that etcd has raised.
+    /// Active alarms of etcd.
     #[serde(
         default,
         deserialize_with = "readable_items",
@@ -154,10 +151,10 @@ pub struct EtcdClusterStatus {
     /// The certificate that expires first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<CertificatesStatus>,
-    /// Running version of the members.
+    /// Version of etcd that the members run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_version: Option<String>,
-    /// Target version of a version change in progress.
+    /// Target of a change of the etcd version. Not set if no change is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_version: Option<String>,
     /// Name of the client Service.
@@ -166,13 +163,13 @@ pub struct EtcdClusterStatus {
     /// Port of the client Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_port: Option<i32>,
-    /// Next step of the operator.
+    /// What the operator does next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// Condition that the next step waits for.
+    /// What the next step waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    /// The last ten kinds of problems, newest first. An entry stays after its problem has ended.
+    /// The last ten kinds of problems, the newest first. An entry stays after its problem has ended.
     #[serde(
         default,
         deserialize_with = "readable_items",
@@ -182,8 +179,8 @@ pub struct EtcdClusterStatus {
     /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
-    /// The newest backup that counts for `spec.backup.beforeChanges`: a complete backup of this cluster ID that an
-    /// EtcdBackup reports. With `spec.backup.verification`, a backup that is proven to restore.
+    /// The newest backup that counts for `spec.backup.beforeChanges`: complete, of this cluster ID, and in the status
+    /// of an EtcdBackup. With `spec.backup.verification`, it must also be verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_for_changes: Option<LastBackup>,
     /// Conditions, one of each type.
@@ -196,52 +193,53 @@ pub struct EtcdClusterStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// A problem in the history of a cluster.
+/// A kind of problem that the cluster has or had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastError {
-    /// Time at which the problem began. If it has occurred several times, the last of these times.
+    /// Time at which the problem last began.
     pub time: Time,
-    /// The reason of the condition `Degraded` at that time.
+    /// Reason of the condition `Degraded` at that time.
     pub reason: String,
-    /// The message of the condition `Degraded` at that time.
+    /// Message of the condition `Degraded` at that time.
     pub message: String,
-    /// What the operator was about to do (`status.nextStep`).
+    /// Value of `status.nextStep` at that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// How often the problem has begun.
+    /// Number of times that the problem has begun.
     pub count: i32,
 }
 
-/// The Raft log before an upgrade to etcd 3.7. Each member first saves a snapshot of its log after this entry.
+/// The Raft log before an upgrade to etcd 3.7. Before the upgrade, each member must save a Raft snapshot that is newer
+/// than `index`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RaftLogStatus {
-    /// ID of the cluster that this record belongs to.
+    /// Cluster ID of the Raft log.
     #[serde(rename = "clusterID")]
     pub cluster_id: String,
-    /// Index of the last entry that an earlier release than etcd 3.6 may have written.
+    /// Index of the last entry that a release before etcd 3.6 may have written.
     pub index: i64,
-    /// Checksum of the other two fields. The operator ignores an edited record, and records the newest entry again.
+    /// Checksum of `clusterID` and `index`. If a user has edited a field, the operator records the Raft log again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<String>,
 }
 
-/// The TLS that members are started with, recorded before the first member starts with it.
+/// The TLS settings of the members. The operator records them before it starts a member with them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TlsStatus {
-    /// Token of the cluster that this record belongs to.
+    /// Cluster token of the members with these settings.
     pub token: String,
-    /// Stage of encryption between peers: `Plain`, `PlainAndTls`, `TlsTwice` or `Tls`.
+    /// Stage of TLS between members: `Plain`, `PlainAndTls`, `TlsTwice` or `Tls`.
     pub peers: String,
-    /// The `spec.TLS` that members are started with.
+    /// Value of `spec.TLS` for these members. Not set without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TlsPolicy>,
 }
 
 impl TlsStatus {
-    /// The record for members that are started with `policy`.
+    /// The status for members that start with `policy`.
     pub fn new(token: &str, policy: Option<&TlsPolicy>) -> Self {
         Self {
             token: token.to_owned(),
@@ -253,13 +251,12 @@ impl TlsStatus {
         }
     }
 
-    /// Whether the fields of the record are consistent. If a user has changed a single field, the whole record is
-    /// invalid.
+    /// True if the fields are consistent. If a user has changed a single field, the operator ignores all of them.
     pub fn is_consistent(&self) -> bool {
         *self == Self::new(&self.token, self.policy().as_ref())
     }
 
-    /// The policy with which members are started, including the peer stage.
+    /// The policy of the members, including their stage of TLS.
     pub fn policy(&self) -> Option<TlsPolicy> {
         let mut policy = self.policy.clone()?;
         let stages = PeerStage::ALL.into_iter();
@@ -270,41 +267,41 @@ impl TlsStatus {
     }
 }
 
-/// The certificate of a cluster that expires first. CA certificates are included.
+/// The certificate or CA certificate of the cluster that expires first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificatesStatus {
     /// Name of the Secret with the certificate.
     pub secret: String,
-    /// Key of the certificate in the Secret.
+    /// Key in the Secret that contains the certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// End of the validity of the certificate.
+    /// Time at which the certificate expires.
     pub not_after: Time,
-    /// Remaining validity, if short: `30d`, `7d`, `1d` or `Expired`. For a generated certificate, only
-    /// reported if its renewal is overdue.
+    /// Remaining validity if it is short: `30d`, `7d`, `1d` or `Expired`. Set for a generated certificate only if its
+    /// renewal is overdue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }
 
-/// A recovery from quorum loss: a new cluster starts with the data of the most advanced survivor.
+/// A recovery from a lost quorum. A new cluster starts with the data of the survivor with the newest data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecoveryStatus {
-    /// `InProgress`, `Complete` or `Cancelled`.
+    /// Phase of the recovery: `InProgress`, `Complete` or `Cancelled`.
     #[schemars(with = "String")]
     pub phase: RecoveryPhase,
-    /// `Annotation` or `Policy`: how the recovery was approved.
+    /// How the recovery was approved: `Annotation` or `Policy`.
     #[schemars(with = "String")]
     pub approved_by: RecoveryApproval,
-    /// Cluster ID of the cluster that lost its quorum.
+    /// Cluster ID of the cluster that has lost its quorum.
     #[serde(rename = "fromClusterID")]
     pub from_cluster_id: String,
-    /// Token of the cluster that lost its quorum, as in the annotations of its pods and PVCs.
+    /// Cluster token of the cluster that has lost its quorum. The annotations of its pods and PVCs contain it.
     pub from_token: String,
-    /// Member that provides the data of the new cluster.
+    /// Member whose data the new cluster has.
     pub survivor: String,
-    /// Revision of the survivor. Acknowledged writes after this revision may be missing in the new cluster.
+    /// Revision of the survivor. Later acknowledged writes may be missing in the new cluster.
     pub revision: i64,
     /// Members whose data is lost.
     #[serde(
@@ -313,7 +310,7 @@ pub struct RecoveryStatus {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub lost_members: Vec<String>,
-    /// Members that have data but did not answer in time. The recovery continued without them.
+    /// Members that have data but did not respond in time, so that the new cluster continues without them.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -322,34 +319,34 @@ pub struct RecoveryStatus {
     pub silent_members: Vec<String>,
     /// First member of the new cluster.
     pub member: String,
-    /// Token of the new cluster.
+    /// Cluster token of the new cluster.
     pub token: String,
-    /// Cluster ID of the new cluster. Set when the recovery is complete.
+    /// Cluster ID of the new cluster. Not set before the recovery is complete.
     #[serde(
         default,
         rename = "toClusterID",
         skip_serializing_if = "Option::is_none"
     )]
     pub to_cluster_id: Option<String>,
-    /// Time at which the operator decided to start the recovery.
+    /// Time at which the operator recorded the recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// Time at which the new cluster was recorded or the recovery was abandoned.
+    /// Time at which the recovery was completed or canceled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// What was lost, or why the recovery was abandoned.
+    /// The lost data, or the reason why the recovery was canceled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// The cluster that a restore replaced, recorded in one write with the ID and token of the new cluster.
-/// Objects with any other token than the recorded one belong to an earlier cluster.
+/// The cluster that a restore has replaced. The operator records it together with the ID and token of the new cluster.
+/// Objects with another token than the new one belong to an old cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplacedStatus {
     /// Name of the EtcdRestore.
     pub restore: String,
-    /// Cluster ID of the replaced cluster, if it ever formed.
+    /// Cluster ID of the replaced cluster. Not set if the cluster never formed.
     #[serde(
         default,
         rename = "fromClusterID",
@@ -366,24 +363,24 @@ pub struct ReplacedStatus {
     /// Time at which the restore replaced the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// Earliest time at which the volumes of the replaced cluster are deleted. If not set, they are deleted when
-    /// the new cluster is complete.
+    /// Time until which the operator keeps the volumes of the replaced cluster. If not set, the operator deletes them
+    /// when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_data_until: Option<Time>,
 }
 
-/// Names of the members by readiness of their pods.
+/// Names of the members with and without a ready pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MembersStatus {
-    /// Members with a ready pod.
+    /// Members that have a ready pod.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub ready: Vec<String>,
-    /// Members without a ready pod.
+    /// Members that have no ready pod.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -398,34 +395,34 @@ pub struct MembersStatus {
 pub struct MemberStatus {
     /// Name of the member.
     pub name: String,
-    /// Member ID as etcd reports it, in hexadecimal without leading zeros.
+    /// Member ID of etcd, in hexadecimal without leading zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// `Leader`, `Voter` or `Learner`.
+    /// Role of the member: `Leader`, `Voter` or `Learner`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub role: Option<MemberRole>,
-    /// Whether the member answered the last health check.
+    /// True if the member answered the last health check.
     #[serde(default)]
     pub healthy: bool,
-    /// Running version of the member.
+    /// Version of etcd that the member runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Size of the database file in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub db_size: Option<i64>,
-    /// Bytes of the database file in use.
+    /// Used bytes of the database file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub db_size_in_use: Option<i64>,
-    /// Number of revisions that the member is behind the most advanced member.
+    /// Number of revisions by which the member is behind the member with the newest data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision_lag: Option<i64>,
-    /// Node of the member's pod.
+    /// Node on which the member's pod runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 }
 
-/// Record of the bootstrap, written before anything is created.
+/// The bootstrap of a cluster. The operator records it before it creates other objects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BootstrapStatus {

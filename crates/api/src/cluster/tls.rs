@@ -1,4 +1,4 @@
-//! `EtcdCluster.spec.TLS`: certificates from the user's Secrets, or certificates that the operator generates.
+//! `EtcdCluster.spec.TLS`: TLS with the user's certificates, or with certificates that the operator generates.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -11,12 +11,12 @@ use crate::duration::DurationText;
 use crate::names::{self, CertificateUse};
 use crate::schema::{given, null_as_empty, optional_object_name};
 
-/// Default of `spec.TLS.generated.certificateDuration`.
+/// The default of `spec.TLS.generated.certificateDuration`.
 const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
-/// Default of `spec.TLS.generated.authorityDuration`.
+/// The default of `spec.TLS.generated.authorityDuration`.
 const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// TLS of a cluster: `static` or `generated`.
+/// TLS of a cluster. The certificates are `static` or `generated`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -24,41 +24,41 @@ const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24)
     "spec.TLS takes its certificates from one source: set static or generated, not both"
 ))]
 pub struct TlsPolicy {
-    /// Certificates from existing Secrets, which the user maintains.
+    /// Certificates in Secrets that the user creates and renews.
     #[serde(default, rename = "static", skip_serializing_if = "Option::is_none")]
     pub static_: Option<StaticTls>,
-    /// Certificates that the operator creates, renews and replaces.
+    /// Certificates that the operator generates and renews.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<GeneratedTls>,
-    /// Members also accept clients without TLS on the same port. Set this field while you switch TLS on or off,
-    /// until all clients are changed. Default false.
+    /// If true, members also accept clients without TLS, on the same port. Set it to true before you switch TLS on or
+    /// off, until all clients have changed. The default is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_plaintext: Option<bool>,
-    /// Stage of a switch of TLS between peers. Set by the operator; not a field of the object.
+    /// The stage of a switch of TLS between members. The operator sets this field, which the schema does not contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub peer_stage: Option<PeerStage>,
 }
 
-/// Certificates that the operator creates: a CA for peers and a CA for clients, certificates for every
-/// member, one for the operator, and one for clients in the Secret `<cluster>-client-tls`.
+/// Certificates that the operator generates: a CA for members, a CA for clients, certificates for each member, one for
+/// the operators, and one for clients in the Secret `<cluster>-client-tls`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GeneratedTls {
-    /// Whether members use TLS between each other. Default true.
+    /// If false, members do not use TLS between each other. The default is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<bool>,
-    /// Whether members use TLS for clients. Default true.
+    /// If false, members do not use TLS for clients. The default is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<bool>,
-    /// Validity of a certificate. The operator renews a certificate after two thirds of its validity. Default
-    /// `2160h`, at least `3m`.
+    /// Validity of the certificates. The operator renews a certificate after two thirds of its validity. The default
+    /// is `2160h`, and the minimum is `3m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_duration: Option<DurationText>,
-    /// Validity of a CA. The operator replaces a CA after two thirds of its validity. Default `87600h`.
+    /// Validity of the CAs. The operator replaces a CA after two thirds of its validity. The default is `87600h`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority_duration: Option<DurationText>,
-    /// Additional host names and addresses for the server certificates, such as the name of a load balancer.
+    /// Additional host names and IP addresses in the server certificates, such as the name of a load balancer.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -69,17 +69,17 @@ pub struct GeneratedTls {
 }
 
 impl GeneratedTls {
-    /// Whether members use TLS between each other.
+    /// True if members use TLS between each other.
     pub fn peer(&self) -> bool {
         self.peer.unwrap_or(true)
     }
 
-    /// Whether members use TLS for clients.
+    /// True if members use TLS for clients.
     pub fn client(&self) -> bool {
         self.client.unwrap_or(true)
     }
 
-    /// Validity of a certificate.
+    /// The validity of a certificate.
     pub fn certificate_duration(&self) -> Duration {
         let given = self.certificate_duration.as_ref();
         given
@@ -87,7 +87,7 @@ impl GeneratedTls {
             .unwrap_or(DEFAULT_VALIDITY)
     }
 
-    /// Validity of a CA.
+    /// The validity of a CA.
     pub fn authority_duration(&self) -> Duration {
         let given = self.authority_duration.as_ref();
         given
@@ -96,7 +96,8 @@ impl GeneratedTls {
     }
 }
 
-/// Certificates from Secrets. Each Secret has the keys of v1beta2 or `tls.crt`, `tls.key` and `ca.crt`.
+/// Certificates in Secrets of the user. A Secret has the keys of v1beta2, or the keys `tls.crt`, `tls.key` and
+/// `ca.crt`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -111,21 +112,21 @@ pub struct StaticTls {
     /// Certificates of the members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<MemberTls>,
-    /// Name of the Secret with the operator's client certificate: `etcd-client.crt`, `etcd-client.key` and
-    /// `etcd-client-ca.crt`.
+    /// Name of the Secret with the operators' client certificate. Its keys are `etcd-client.crt`, `etcd-client.key`
+    /// and `etcd-client-ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub operator_secret: Option<String>,
 }
 
-/// The form of the key names in a TLS Secret.
+/// The names of the keys in a TLS Secret.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNames {
-    /// A different name for each purpose, as in coreos/etcd-operator. For peers: `peer.crt`, `peer.key` and
+    /// The names of coreos/etcd-operator, which differ by purpose: for peers, `peer.crt`, `peer.key` and
     /// `peer-ca.crt`.
     #[default]
     OfPurpose,
-    /// The names that cert-manager and `kubectl create secret tls` use: `tls.crt`, `tls.key` and `ca.crt`.
+    /// The names of cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
     Usual,
 }
 
@@ -133,29 +134,31 @@ pub enum KeyNames {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberTls {
-    /// Name of the Secret for TLS between members: `peer.crt`, `peer.key` and `peer-ca.crt`.
+    /// Name of the Secret for TLS between members. Its keys are `peer.crt`, `peer.key` and `peer-ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub peer_secret: Option<String>,
-    /// Name of the Secret for TLS with clients: `server.crt`, `server.key` and `server-ca.crt`.
+    /// Name of the Secret for TLS with clients. Its keys are `server.crt`, `server.key` and `server-ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub server_secret: Option<String>,
-    /// The key names in the Secret for peers. They are read from the Secret and are not a field of the object.
+    /// The names of the keys in the peer Secret. The operator reads them from the Secret; the object has no such
+    /// field.
     #[serde(skip)]
     pub peer_keys: KeyNames,
-    /// The key names in the Secret for clients. They are read from the Secret and are not a field of the object.
+    /// The names of the keys in the server Secret. The operator reads them from the Secret; the object has no such
+    /// field.
     #[serde(skip)]
     pub server_keys: KeyNames,
 }
 
 impl TlsPolicy {
-    /// Name of the static Secret for TLS between members. `None` if there is none.
+    /// The static Secret for TLS between members, if any.
     pub fn peer_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.member.as_ref()?.peer_secret.as_ref())
     }
 
-    /// Name of the static Secret for TLS with clients. `None` if there is none.
+    /// The static Secret for TLS with clients, if any.
     pub fn server_secret(&self) -> Option<&str> {
         given(
             self.static_
@@ -167,12 +170,12 @@ impl TlsPolicy {
         )
     }
 
-    /// Name of the static Secret with the operator's client certificate. `None` if there is none.
+    /// The static Secret with the operators' client certificate, if any.
     pub fn operator_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.operator_secret.as_ref())
     }
 
-    /// Key names in the Secret for TLS between members.
+    /// The names of the keys in the Secret for TLS between members.
     pub fn peer_keys(&self) -> KeyNames {
         if self.generated.is_some() {
             return KeyNames::Usual;
@@ -181,7 +184,7 @@ impl TlsPolicy {
         member.map(|member| member.peer_keys).unwrap_or_default()
     }
 
-    /// Key names in the Secret for TLS with clients.
+    /// The names of the keys in the Secret for TLS with clients.
     pub fn server_keys(&self) -> KeyNames {
         if self.generated.is_some() {
             return KeyNames::Usual;
@@ -190,13 +193,13 @@ impl TlsPolicy {
         member.map(|member| member.server_keys).unwrap_or_default()
     }
 
-    /// The policy for generated certificates.
+    /// The settings of generated certificates, if any.
     pub fn generated(&self) -> Option<&GeneratedTls> {
         self.generated.as_ref()
     }
 
-    /// Name of the Secret with the peer certificate of this member. `None` if peers do not use TLS. With generated
-    /// certificates, each member has its own Secret. A static Secret is shared by all members.
+    /// The Secret with the peer certificate of a member. `None` without TLS between members. A static Secret belongs
+    /// to all members, and a generated Secret to one member.
     pub fn peer_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -206,7 +209,7 @@ impl TlsPolicy {
         }
     }
 
-    /// Name of the Secret with the server certificate of this member. `None` if clients do not use TLS.
+    /// The Secret with the server certificate of a member. `None` without TLS for clients.
     pub fn server_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -216,7 +219,7 @@ impl TlsPolicy {
         }
     }
 
-    /// Name of the Secret with the operators' client certificate for this cluster. `None` if clients do not use TLS.
+    /// The Secret with the operators' client certificate. `None` without TLS for clients.
     pub fn operator_secret_of(&self, cluster: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -226,27 +229,27 @@ impl TlsPolicy {
         }
     }
 
-    /// Whether members use TLS between each other.
+    /// True if members use TLS between each other.
     pub fn encrypts_peers(&self) -> bool {
         self.peer_secret_of("").is_some()
     }
 
-    /// Whether members use TLS for clients.
+    /// True if members use TLS for clients.
     pub fn encrypts_clients(&self) -> bool {
         self.server_secret_of("").is_some()
     }
 
-    /// Whether members reject clients without TLS.
+    /// True if members reject clients without TLS.
     pub fn insists_on_tls(&self) -> bool {
         self.encrypts_clients() && !self.accepts_plaintext()
     }
 
-    /// Whether members accept clients both with and without TLS.
+    /// True if members accept clients with and without TLS.
     pub fn accepts_plaintext(&self) -> bool {
         self.encrypts_clients() && self.accept_plaintext == Some(true)
     }
 
-    /// The same policy without TLS between members. `None` if clients do not use TLS either.
+    /// The same policy without TLS between members. `None` if the policy then has no TLS at all.
     #[must_use]
     pub fn without_peers(&self) -> Option<Self> {
         let mut policy = self.clone();
@@ -260,7 +263,7 @@ impl TlsPolicy {
         policy.encrypts_clients().then_some(policy)
     }
 
-    /// The stage of TLS between peers.
+    /// The stage of TLS between members.
     pub fn peers(&self) -> PeerStage {
         match (self.encrypts_peers(), self.peer_stage) {
             (false, _) => PeerStage::Plain,
@@ -270,7 +273,7 @@ impl TlsPolicy {
     }
 }
 
-/// The stage of TLS between peers for this policy. `Plain` without a policy.
+/// The stage of TLS between members. `Plain` without a policy.
 pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
     policy.map_or(PeerStage::Plain, TlsPolicy::peers)
 }

@@ -1,4 +1,4 @@
-//! `EtcdCluster.spec.upkeep` and its status: full databases and defragmentation.
+//! `EtcdCluster.spec.upkeep` and its status: defragmentation, and full databases.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -10,15 +10,15 @@ use super::options::AutoCompactionMode;
 use crate::schema::null_as_empty;
 use crate::text::text_enum;
 
-/// Default of `minFreeBytes`.
+/// The default of `minFreeBytes`.
 pub const DEFAULT_MIN_FREE_BYTES: i64 = 104_857_600;
-/// etcd's default quota (`DefaultQuotaBytes` in etcd's `server/storage/quota.go`).
+/// The default quota of etcd (`DefaultQuotaBytes` in etcd's `server/storage/quota.go`).
 pub const DEFAULT_QUOTA_BYTES: i64 = 2_147_483_648;
 
 text_enum! {
-    /// What the operator does if a database has reached its quota.
+    /// What the operator does after a database has reached its quota.
     NoSpacePolicy {
-        /// The operator compacts as configured, defragments the members one at a time, and disarms the alarm.
+        /// The operator compacts if the spec allows it, defragments the members one at a time, and disarms the alarm.
         Cure = "Cure",
         /// The operator reports the problem and changes nothing.
         Report = "Report",
@@ -26,13 +26,13 @@ text_enum! {
 }
 
 text_enum! {
-    /// Cause of a defragmentation.
+    /// The cause of a defragmentation.
     DefragmentationCause {
         /// The database of a member has reached its quota.
         NoSpace = "NoSpace",
-        /// A time in `spec.upkeep.defragmentation.schedule` has come.
+        /// The schedule of defragmentations.
         Schedule = "Schedule",
-        /// The free share of the database file exceeds the threshold.
+        /// The free percentage of the database file exceeds the threshold.
         Threshold = "Threshold",
     }
 }
@@ -41,32 +41,31 @@ text_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Upkeep {
-    /// What the operator does if the database has reached its quota and etcd rejects writes.
+    /// Settings for a database that has reached its quota, so that etcd rejects writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_space: Option<NoSpace>,
-    /// When the operator defragments members although the database is not full. If not set, never.
+    /// Settings for the defragmentation of databases that are not full. If not set, they are not defragmented.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<Defragmentation>,
 }
 
-/// What the operator does if the database has reached its quota.
+/// Settings for a database that has reached its quota.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoSpace {
-    /// `Cure` (default): compact, defragment and disarm the alarm. `Report`: report the problem and change
-    /// nothing.
+    /// `Cure`: compact, defragment, and disarm the alarm. `Report`: only report the problem. The default is `Cure`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<NoSpacePolicy>,
-    /// Number of revisions to keep when the operator compacts a full database. If not set, the operator uses
-    /// `spec.etcd.autoCompactionRetention` in mode `revision`. In mode `periodic` or without a retention it
-    /// does not compact, because the revisions to keep are unknown.
+    /// Number of revisions that stay when the operator compacts a full database. If not set, the operator uses
+    /// `spec.etcd.autoCompactionRetention` in the mode `revision`. In the mode `periodic`, or without a retention, the
+    /// operator does not compact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub keep_revisions: Option<i64>,
 }
 
-/// When the operator defragments members. A member does not serve requests during its defragmentation, so
-/// members are defragmented one at a time, the leader last.
+/// Settings for the defragmentation. A member serves no requests during its defragmentation, so members are
+/// defragmented one at a time, the leader last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -78,8 +77,8 @@ pub struct NoSpace {
     "spec.upkeep.defragmentation has no schedule and no threshold: set schedule or freePercent"
 ))]
 pub struct Defragmentation {
-    /// Schedule of the defragmentation of all members: five cron fields, or one of `@hourly`, `@daily`,
-    /// `@weekly`, `@monthly`, `@yearly`. A run that is missed by more than an hour is skipped.
+    /// Schedule for the defragmentation of all members: five cron fields, or one of `@hourly`, `@daily`, `@weekly`,
+    /// `@monthly`, `@yearly`. The operator skips a run that it has missed by more than an hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -88,48 +87,49 @@ pub struct Defragmentation {
          @weekly, @monthly or @yearly: correct it, and set a time zone only in spec.upkeep.defragmentation.timeZone"
     ))]
     pub schedule: Option<String>,
-    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
+    /// Time zone of the schedule, such as `Europe/Berlin`. The default is `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// The operator defragments a member, independent of the schedule, when at least this percentage of its
-    /// database file is free.
+    /// Percentage of a database file. If at least this percentage is free, the operator defragments the member,
+    /// independent of the schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 95))]
     pub free_percent: Option<i64>,
-    /// Minimum number of free bytes for a defragmentation by `freePercent`. Default 104857600 (100 MiB).
+    /// Minimum number of free bytes for a defragmentation because of `freePercent`. The default is 104857600 (100
+    /// MiB).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub min_free_bytes: Option<i64>,
 }
 
-/// An alarm that etcd has raised.
+/// An active alarm of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AlarmStatus {
-    /// `NoSpace` or `Corrupt`.
+    /// Type of the alarm: `NoSpace` or `Corrupt`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Name of the member that raised the alarm, or the member ID if the member is unknown.
+    /// Name of the member with the alarm. The member ID if the operator does not know the name.
     pub member: String,
 }
 
-/// The last defragmentation of the cluster. The operator updates this record before each call to a member.
+/// The last defragmentation of the cluster. The operator updates it before each request to a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DefragmentationStatus {
-    /// `NoSpace`, `Schedule` or `Threshold`.
+    /// Cause of the defragmentation: `NoSpace`, `Schedule` or `Threshold`.
     #[schemars(with = "String")]
     pub cause: DefragmentationCause,
-    /// Time at which the operator decided to start the defragmentation.
+    /// Time at which the operator recorded the defragmentation.
     pub start_time: Time,
-    /// Time at which the defragmentation ended.
+    /// Time at which the defragmentation completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Revision of the compaction before the defragmentation, if the operator compacted.
+    /// Revision of the compaction before the defragmentation. Not set if the operator has not compacted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compacted_revision: Option<i64>,
-    /// The members, in the order of the calls.
+    /// The members in the order of the requests.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -144,9 +144,9 @@ pub struct DefragmentationStatus {
 pub struct MemberDefragmentation {
     /// Name of the member.
     pub name: String,
-    /// Time at which the operator called the member.
+    /// Time of the request to the member.
     pub start_time: Time,
-    /// Time at which the member answered.
+    /// Time at which the member responded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
     /// Size of the database file before the defragmentation, in bytes.
@@ -154,26 +154,26 @@ pub struct MemberDefragmentation {
     /// Size of the database file after the defragmentation, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_after: Option<i64>,
-    /// Why the defragmentation failed.
+    /// Error of the failed defragmentation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 impl EtcdClusterSpec {
-    /// The quota of the members' databases, in bytes.
+    /// The quota of the databases, in bytes.
     pub fn quota_bytes(&self) -> i64 {
         let given = self.etcd.as_ref().and_then(|etcd| etcd.quota_backend_bytes);
         given.unwrap_or(DEFAULT_QUOTA_BYTES)
     }
 
-    /// Whether the operator only reports a full database.
+    /// True if the operator only reports a full database.
     pub fn only_reports_no_space(&self) -> bool {
         let policy = self.no_space().and_then(|rule| rule.policy.as_ref());
         policy == Some(&NoSpacePolicy::Report)
     }
 
-    /// Number of revisions to keep when the operator compacts a full database. `None` if the operator must not compact
-    /// it.
+    /// The number of revisions that stay when the operator compacts a full database. `None` if the operator must not
+    /// compact.
     pub fn revisions_kept(&self) -> Option<i64> {
         if let Some(kept) = self.no_space().and_then(|rule| rule.keep_revisions) {
             return Some(kept);
@@ -184,7 +184,7 @@ impl EtcdClusterSpec {
         kept.filter(|kept| by_revision && *kept > 0)
     }
 
-    /// The settings for defragmentations of databases that are not full. `None` if there are none.
+    /// The settings for databases that are not full, if any.
     pub fn defragmentation(&self) -> Option<&Defragmentation> {
         self.upkeep.as_ref()?.defragmentation.as_ref()
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_is_compacted_only_if_spec_sets_retained_revisions() {
+    fn full_database_is_compacted_only_if_spec_sets_number_of_revisions() {
         for (json, kept) in [
             ("{}", None),
             (r#"{"upkeep":{"noSpace":{"keepRevisions":10}}}"#, Some(10)),
@@ -219,7 +219,7 @@ mod tests {
                 r#"{"etcd":{"autoCompactionMode":"periodic","autoCompactionRetention":"1"}}"#,
                 None,
             ),
-            // etcd's default mode is periodic, so 5 means five hours, not five revisions.
+            // The default mode of etcd is periodic, so 5 means five hours.
             (r#"{"etcd":{"autoCompactionRetention":"5"}}"#, None),
             (
                 r#"{"upkeep":{"noSpace":{"keepRevisions":5}},"etcd":{"autoCompactionMode":"revision","autoCompactionRetention":"1000"}}"#,

@@ -1,4 +1,4 @@
-//! Tests of names, labels and URLs.
+//! Tests: names, labels and URLs.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn ipv6_address_has_brackets_in_url() {
     };
     assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
     assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
-    // The part of the URL after `#` is the host name that the certificate of the member must contain.
+    // The certificate of the member must contain the host name after `#`.
     assert_eq!(
         at(&addresses, "10.0.0.7"),
         "https://10.0.0.7:2379#main-x.prod.svc"

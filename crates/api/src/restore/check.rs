@@ -6,11 +6,10 @@ use crate::cluster::{self, can_restore_from, validate_spec};
 use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// JSON path of the template, with a trailing dot.
+/// The path of the template, with a trailing dot.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
 
-/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
-/// schema.
+/// The problems of the object. The schema rejects such objects, but an object may be older than the schema.
 pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
     let spec = &restore.spec;
     let mut problems = Vec::new();
@@ -72,7 +71,7 @@ fn in_template(problem: Problem) -> Problem {
     }
 }
 
-/// The fields of a spec that have no effect in this release.
+/// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     let kind = spec.backup_storage_type.as_ref();
     let mut fields = names_of_set([(
@@ -89,7 +88,7 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     fields
 }
 
-/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
+/// The problems of fields that this release does not support, but must not ignore. If such a field is set, the
 /// operator restores nothing.
 pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     let kind = spec.backup_storage_type.as_ref();
@@ -107,7 +106,7 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     problems
 }
 
-/// The problem if a restore cannot read backups of this storage type. `None` if a restore can read them.
+/// The problem of a storage type from which no restore can read. `None` for other types.
 pub fn unreachable(kind: &StorageType) -> Option<Problem> {
     unreadable_store(kind, "spec.storageType")
 }

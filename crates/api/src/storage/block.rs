@@ -1,28 +1,28 @@
-//! The Secrets that a storage block names, and the path in the location of a stored backup.
+//! The Secrets of a storage location, and the path in the location of a stored backup.
 
 use super::{StorageBlock, StorageSource};
 
-/// A Secret that a storage block names.
+/// A Secret that a storage location names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretName<'a> {
-    /// The field of the spec that names the Secret, for messages.
+    /// The field that names the Secret, for messages.
     pub field: &'static str,
-    /// The Secret that the spec names.
+    /// The name of the Secret.
     pub name: &'a str,
 }
 
-/// The Secrets that a storage block names.
+/// The Secrets that a storage location names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SecretNames<'a> {
-    /// The Secret with the credentials. If this is `None`, the process uses the identity of its pod. A PVC and a local
-    /// directory need neither.
+    /// The Secret with the credentials. Without it, the process uses the cloud identity of its pod. A PVC and a local
+    /// directory need no credentials.
     pub credentials: Option<SecretName<'a>>,
     /// The Secret with the CA certificate of the endpoint.
     pub ca: Option<SecretName<'a>>,
 }
 
 impl<'a> StorageSource<'a> {
-    /// The Secrets that the block names.
+    /// The Secrets that the location names.
     pub fn secrets(&self) -> SecretNames<'a> {
         fn named<'a>(field: &'static str, name: Option<&'a String>) -> Option<SecretName<'a>> {
             name.filter(|name| !name.is_empty())
@@ -43,12 +43,12 @@ impl<'a> StorageSource<'a> {
 }
 
 impl StorageBlock {
-    /// The path of a location such as `s3://bucket/etcd/main`, in the form of the paths in storage blocks. `None` if
-    /// the location has no scheme, or if it is in another PVC than the one of this block.
+    /// The path in a URL such as `s3://bucket/etcd/main`, in the form of `path` of this storage location. `None` if
+    /// the URL has no scheme, or names another PVC.
     pub fn path_in<'a>(&self, location: &'a str) -> Option<&'a str> {
         let (_, path) = location.split_once("://")?;
         match self {
-            // The path in a PVC's block does not contain the name of the PVC, but the location does.
+            // The URL of a PVC contains the name of the PVC, but the field `path` does not.
             Self::Pvc(pvc) => path.strip_prefix(&pvc.claim_name)?.strip_prefix('/'),
             _ => Some(path),
         }

@@ -1,4 +1,4 @@
-//! Tests of the storage of a spec.
+//! Tests: storage locations of a spec.
 
 use super::*;
 

@@ -1,44 +1,43 @@
-//! The version changes of etcd that are allowed: upgrades by one minor release at a time, from a minimum patch release,
-//! and downgrades where etcd supports them.
+//! The allowed changes of the etcd version: upgrades by one minor release from a minimum patch release, and the
+//! downgrades that etcd supports.
 //!
 //! Sources:
 //! - Upgrade guides: `content/en/docs/v3.6/upgrades/upgrade_3_6.md` and `v3.7/upgrades/upgrade_3_7.md` in
 //!   etcd-io/website.
-//! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not write the promotion of a learner to the store that 3.6
-//!   reads.
+//! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not store the promotion of a learner where 3.6 reads it.
 //! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). After an upgrade from an earlier patch release
-//!   to 3.6, members that were removed long ago can reappear.
+//!   to 3.6, removed members can reappear.
 //! - Downgrades: `allowedDowngradeVersion` in `server/etcdserver/version/downgrade.go` of etcd 3.6.
 
 use std::fmt;
 
 use super::EtcdVersion;
 
-/// The first minor release that supports etcd's downgrade to the previous minor release.
+/// The first minor release from which etcd can downgrade to the previous minor release.
 const DOWNGRADES_FROM: (u64, u64) = (3, 6);
 
-/// Direction of a version change.
+/// The direction of a change of the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpgradeDirection {
-    /// Within one minor release: an upgrade or a downgrade of the patch release.
+    /// A change of the patch release, in either direction.
     Within,
     /// To the next minor release.
     Up,
-    /// To the previous minor release. etcd's downgrade must be enabled first.
+    /// To the previous minor release, after etcd has enabled the downgrade.
     Down,
 }
 
-/// The minimum patch release from which a cluster can be upgraded to the next minor release.
+/// The minimum patch release from which etcd can be upgraded to the next minor release.
 struct Floor {
-    /// The minor release to which the cluster is upgraded.
+    /// The minor release after the upgrade.
     of: (u64, u64),
-    /// The oldest patch release of the previous minor release that may be upgraded.
+    /// The minimum patch release before the upgrade.
     patch: u64,
-    /// The reason for the requirement, for the error message.
+    /// The reason, for the error message.
     why: &'static str,
 }
 
-/// The list is ordered by patch release, because the error contains the first requirement that is not met.
+/// The order is by patch release, because the error names the first entry whose minimum is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
@@ -59,10 +58,10 @@ const FLOORS: [Floor; 3] = [
     },
 ];
 
-/// The direction of the change from one version to another.
+/// The direction of the change between two versions.
 ///
 /// # Errors
-/// Fails if the change is not allowed. The text contains the cause and the version to set first.
+/// Fails if the change is not allowed. The error contains the cause and the version to set first.
 pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {
     let ((major, minor), (to_major, to_minor)) = (from.minor(), to.minor());
     if major != to_major {
@@ -105,12 +104,12 @@ pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirectio
     Ok(UpgradeDirection::Up)
 }
 
-/// A version on the way to the target version.
+/// A version that a user must set before the target version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// The version to set.
     pub version: EtcdVersion,
-    /// Whether a later patch release of the same minor release is also possible.
+    /// True if later patch releases of the same minor release are also possible.
     pub or_later: bool,
 }
 
@@ -121,10 +120,10 @@ impl fmt::Display for Stop {
     }
 }
 
-/// The versions to set one after the other, so that each change is allowed. The last one is `to`.
+/// The versions to set one by one, so that each change is allowed. The last one is `to`.
 ///
 /// # Errors
-/// Fails if no sequence of changes leads to this version. The text contains the cause and a version that is possible.
+/// Fails if no sequence of changes leads to `to`. The error contains the cause and a possible version.
 pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> {
     let mut path = Vec::new();
     let mut at = from.clone();
@@ -137,8 +136,7 @@ pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> 
             return Ok(path);
         };
         let Some(next) = next_stop(&at, to).filter(|next| direction(&at, next).is_ok()) else {
-            // If no path exists, the error names the problem of the whole change, which is clearer than the problem of
-            // the last step.
+            // The error about the whole change is clearer than the error about the last step.
             return Err(direction(from, to).err().unwrap_or(refused));
         };
         path.push(Stop {
@@ -149,8 +147,7 @@ pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> 
     }
 }
 
-/// The version to set before `to`: the patch release that the next minor release requires, or else the next minor
-/// release.
+/// The version to set before `to`: the required patch release of this minor release, or the next minor release.
 fn next_stop(at: &EtcdVersion, to: &EtcdVersion) -> Option<EtcdVersion> {
     let ((major, minor), (to_major, to_minor)) = (at.minor(), to.minor());
     if major != to_major {

@@ -13,7 +13,7 @@ pub(crate) fn root() -> PathBuf {
         .unwrap()
 }
 
-/// The YAML files of a directory, sorted by name.
+/// The YAML files in a directory, sorted by name.
 pub(crate) fn yaml_files(directory: &str) -> Vec<PathBuf> {
     let directory = root().join(directory);
     let entries =
@@ -27,7 +27,7 @@ pub(crate) fn yaml_files(directory: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The objects in a YAML file, including those in the texts of its ConfigMaps.
+/// The objects in a YAML file, also those in the data of its ConfigMaps.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     let mut objects = documents(&text, path);
@@ -51,8 +51,8 @@ fn documents(text: &str, path: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Fails if a generated file differs from `text`. If the environment variable `UPDATE` is set, rewrites the file
-/// instead.
+/// Fails if the content of a generated file is not `text`. If the environment variable `UPDATE` is set, writes `text`
+/// to the file instead.
 pub(crate) fn expect_generated(path: &str, text: &str) {
     let file = root().join(path);
     if std::env::var_os("UPDATE").is_some() {

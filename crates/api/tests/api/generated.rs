@@ -1,4 +1,4 @@
-//! Tests that the generated files are up to date: the CRDs in the chart, and the reference page.
+//! Tests: the generated CRDs and the generated reference page are up to date.
 
 use std::fs;
 
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::files::{expect_generated, root};
 use crate::reference;
 
-/// Maximum size in bytes of all annotations of an object. `kubectl apply` stores the whole object in an annotation.
+/// The maximum size of all annotations of an object in bytes. `kubectl apply` stores the whole object in an
+/// annotation.
 const ANNOTATION_LIMIT: usize = 262_144;
 
 fn definitions() -> Vec<(String, Value)> {
@@ -27,11 +28,10 @@ fn definitions() -> Vec<(String, Value)> {
 #[test]
 fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
-        // Deleting a CRD deletes all clusters, so this annotation makes Helm keep the CRDs when a release is
-        // uninstalled.
+        // The annotation makes Helm keep the CRDs when a release is uninstalled, because the deletion of a CRD deletes
+        // all its objects.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // The chart reads this label to decide whether to update an installed CRD. It keeps CRDs of the same or a newer
-        // version.
+        // The chart updates an installed CRD only if the version in this label is older.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
@@ -106,7 +106,7 @@ fn chart_version_matches_workspace() {
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
-/// Tools that use kstatus must not regard a new object as ready.
+/// Tools that use kstatus must not consider a new object ready.
 #[test]
 fn new_object_has_observed_generation_minus_one() {
     for (name, crd) in definitions() {
@@ -131,7 +131,7 @@ fn crds_merge_conditions_by_type() {
     }
 }
 
-/// Two operators write `status.TLS`. After a write, no field of the other operator's record may remain.
+/// Two operators write `status.TLS`, and no field of an earlier write may remain.
 #[test]
 fn crd_replaces_status_tls_as_a_whole() {
     let mut all = definitions().into_iter();

@@ -1,4 +1,4 @@
-//! Tests of the API with files: generated CRDs and reference page, validation rules, old manifests, and examples.
+//! Tests of the API with files: generated files, validation rules, old manifests, and examples.
 //!
 //! `UPDATE=1 cargo test -p api` rewrites the generated files.
 

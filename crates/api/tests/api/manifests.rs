@@ -1,4 +1,4 @@
-//! Tests with the manifests of coreos/etcd-operator v0.9.4 and with the examples of this project.
+//! Tests: manifests of coreos/etcd-operator v0.9.4, and the examples of this project.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go omits fields with the value `false`, so the comparison treats a missing field as `false`.
+            // Go omits fields with the value `false`, so a missing field equals `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -43,7 +43,7 @@ fn assert_contains(whole: &Value, part: &Value, place: &str) {
     }
 }
 
-/// The problems of an object of this API, and its fields without effect. `None` for any other object.
+/// The problems of an object and its fields without effect. `None` for objects of other APIs.
 fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
     match object["kind"].as_str()? {
         "EtcdCluster" => {
@@ -133,7 +133,7 @@ fn example_etcd_cluster_has_default_spec() {
 
 #[test]
 fn objects_stored_by_coreos_operator_v0_9_4_can_be_read() {
-    // A Go client stored these objects with an empty status, null lists, and conditions in the format of v0.9.4.
+    // A Go client stored these objects with null lists, an empty status, or conditions in the format of v0.9.4.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
             "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",

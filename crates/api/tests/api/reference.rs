@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// The text of the whole page.
+/// The text of the page.
 pub(crate) fn page(definitions: &[Value]) -> String {
     let mut page = String::from(
         "<!-- Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit. -->\n\n\
@@ -66,8 +66,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // `template.spec` of a restore has the fields of a cluster. The reference lists these fields only under
-        // EtcdCluster.
+        // `template.spec` of an EtcdRestore has the fields of an EtcdCluster, which the page lists only once.
         if path.ends_with("template.spec") {
             continue;
         }
@@ -79,8 +78,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
     }
 }
 
-/// Whether a type belongs to this API. Only such types have descriptions, because Kubernetes types are embedded without
-/// descriptions.
+/// True if the type belongs to this API. Embedded Kubernetes types have no descriptions.
 fn is_own(schema: &Value) -> bool {
     schema["properties"]
         .as_object()

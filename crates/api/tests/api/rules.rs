@@ -1,6 +1,6 @@
-//! Tests every rule of the schemas with two objects: an object that the rule accepts, and an object that it rejects.
-//! The objects are the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The first line of a rejected fixture
-//! contains the expected message. The end-to-end tests apply the same fixtures to a real kube-apiserver.
+//! Tests each rule of the schemas with an object that it accepts and an object that it rejects:
+//! `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The first line of a rejected fixture is the expected message.
+//! The end-to-end tests send the same fixtures to a kube-apiserver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,7 +58,7 @@ fn refused_fixtures_violate_only_expected_crd_rule() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // The schema may report one field twice: by a bound (such as `maximum`) and by the rule of this fixture.
+            // A bound such as `maximum` may reject the same field as the rule of this fixture.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }
@@ -112,8 +112,7 @@ fn is_refused(pod: &Value) -> bool {
     !refusals(&object).is_empty()
 }
 
-/// The schema and the operator must reject the same flags. The operator also checks them, because the installed CRD may
-/// be older.
+/// The operator checks the same flags as the schema, because the installed CRD may be older.
 #[test]
 fn schema_and_operator_reject_same_flags_and_variables() {
     let others = [
@@ -164,7 +163,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
     }
 }
 
-/// If the operator reserves a flag, it also reserves the variable of the flag.
+/// The variable of a reserved flag must also be reserved.
 #[test]
 fn operator_reserves_variable_of_each_reserved_flag() {
     for owned in OWNED_FLAGS {
@@ -176,7 +175,7 @@ fn operator_reserves_variable_of_each_reserved_flag() {
     }
 }
 
-/// Every option has a flag. If `spec.etcd` sets the option, the schema rejects the variable of this flag.
+/// If `spec.etcd` sets an option, the schema rejects the variable of the same option.
 #[test]
 fn schema_rejects_variable_of_every_option_that_spec_sets() {
     let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",
@@ -198,7 +197,7 @@ fn schema_rejects_variable_of_every_option_that_spec_sets() {
     }
 }
 
-/// The schema and the operator apply the same rules to the template of a restore.
+/// The rules also apply to the template of a restore.
 #[test]
 fn restore_template_may_not_set_operator_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",

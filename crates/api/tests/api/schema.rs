@@ -1,6 +1,5 @@
-//! Checks objects as a kube-apiserver does, as far as the fixtures need it: unknown fields, types, bounds, lengths,
-//! enums, required fields, defaults and CEL rules. Patterns are not checked here. The end-to-end tests apply the same
-//! fixtures to a real API server.
+//! Checks objects like a kube-apiserver: unknown fields, types, bounds, lengths, enums, required fields, defaults and
+//! CEL rules, but not patterns. The end-to-end tests send the same fixtures to a kube-apiserver.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,8 +24,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Shortens each rule that has `optionalOldSelf` to its part for new objects. For a new object, the API server passes
-/// an empty optional as `oldSelf`, which the evaluator of this test cannot do.
+/// Removes the part for existing objects from rules with `optionalOldSelf`. The fixtures are new objects, and the
+/// evaluator of this test does not support an empty `oldSelf`.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()

@@ -1,5 +1,5 @@
-//! Damaged variants of real inputs, for tests of the parsers in every crate. Parsers must not panic, and must use
-//! limited time and memory.
+//! Damaged variants of real inputs, to test the parsers of every crate. A parser must not panic, and must use little
+//! time and memory.
 
 #![allow(dead_code)] // Each crate uses the parts that it needs.
 
@@ -36,14 +36,13 @@ const TOKENS: &[&str] = &[
     "*/0",
 ];
 
-/// Time limit for one parse. The limit is far more than a parser needs, even on a busy machine.
+/// Time limit for one parse, which is long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The number of test cases: `default`, or the value of the environment variable `PROPTEST_CASES`.
+/// The number of test cases: the environment variable `PROPTEST_CASES`, or `default`.
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let config = ProptestConfig {
-        // proptest prints the input of each failure. By default, proptest also writes this input to a file in the
-        // checkout, which this setting prevents.
+        // proptest prints the input of each failure. `None` prevents that it also writes a file to the checkout.
         failure_persistence: None,
         ..ProptestConfig::default()
     };
@@ -56,7 +55,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
     }
 }
 
-/// One of the samples with up to five random changes. Some cases have no change.
+/// A sample with up to five random changes, or without a change.
 pub(crate) fn damaged(samples: &[&[u8]]) -> impl Strategy<Value = Vec<u8>> + use<> {
     let samples: Vec<Vec<u8>> = samples.iter().map(|sample| sample.to_vec()).collect();
     let change = (
@@ -92,7 +91,7 @@ pub(crate) fn damaged(samples: &[&[u8]]) -> impl Strategy<Value = Vec<u8>> + use
     })
 }
 
-/// Like [`damaged`], as text.
+/// Like [`damaged`], for texts.
 pub(crate) fn damaged_text(samples: &[&str]) -> impl Strategy<Value = String> + use<> {
     let samples: Vec<&[u8]> = samples.iter().map(|sample| sample.as_bytes()).collect();
     damaged(&samples).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -106,7 +105,7 @@ pub(crate) fn bounded<T>(parse: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Asserts that the process has never used 256 MiB of memory.
+/// Asserts that the process has never used more than 256 MiB of memory.
 pub(crate) fn assert_little_memory() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

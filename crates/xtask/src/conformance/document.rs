@@ -2,24 +2,24 @@
 
 use crate::prose::in_backticks;
 
-/// A row of a table in the page: a requirement, its state, and the files with the tests that prove it.
+/// A row of the page: a requirement, its state, and the files with its tests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) name: String,
     /// `done`, `part` or `later`.
     pub(crate) state: String,
-    /// The files with the tests. Each entry is the end of a path, and is long enough to match only one source file.
+    /// The files with the tests, each as the end of a path. Each end matches exactly one file.
     pub(crate) files: Vec<String>,
 }
 
 impl Line {
-    /// The number of the invariant. `None` if the row is not about an invariant.
+    /// The number of the invariant. `None` for other requirements.
     pub(crate) fn invariant(&self) -> Option<usize> {
         self.name.strip_prefix("invariant ")?.parse().ok()
     }
 
-    /// True if the name of the requirement contains the text, in upper or lower case. "invariant 1" does not match
-    /// "invariant 10".
+    /// True if the name of the requirement contains the text, in any case. "invariant 1" does not match "invariant
+    /// 10".
     pub(super) fn contains(&self, text: &str) -> bool {
         let (name, text) = (self.name.to_lowercase(), text.to_lowercase());
         let is_number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
@@ -29,7 +29,7 @@ impl Line {
     }
 }
 
-/// The rows of all tables in the page that have the columns line, state, tests and note.
+/// The requirements in all tables of the page.
 pub(crate) fn lines(page: &str) -> Vec<Line> {
     page.lines().filter_map(line).collect()
 }

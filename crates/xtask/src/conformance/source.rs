@@ -1,11 +1,11 @@
-//! Finds the tests of a Rust source, and the comments that name invariants.
+//! Finds tests and comments about invariants in a Rust file.
 
 use std::ops::Range;
 use std::path::Path;
 
 use crate::prose::test_names;
 
-/// A place in a Rust file, with the text that the report prints for it.
+/// A line of a Rust file, with a text for the report.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The line number, counted from 1.
@@ -16,7 +16,7 @@ pub(crate) struct Place {
 /// A Rust file of the checkout.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// The path of the file, relative to the checkout.
+    /// The path of the file, relative to the root of the checkout.
     pub(crate) path: String,
     text: String,
 }
@@ -31,7 +31,7 @@ impl Source {
         &self.text
     }
 
-    /// True if the last components of the path are `end`.
+    /// True if the path of the file ends with `end`.
     pub(crate) fn is_named(&self, end: &str) -> bool {
         Path::new(&self.path).ends_with(end)
     }
@@ -42,12 +42,12 @@ impl Source {
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")
     }
 
-    /// All tests in the file, each with its line and name.
+    /// The names of all tests in the file, with their lines.
     pub(crate) fn tests(&self) -> Vec<Place> {
         self.spans().into_iter().map(|(test, _)| test).collect()
     }
 
-    /// The tests that name an invariant in their name, their comments or their body.
+    /// The tests whose name, comments or body name the invariant.
     pub(crate) fn tests_of(&self, number: usize) -> Vec<Place> {
         let lines: Vec<&str> = self.text.lines().collect();
         let spans = self.spans().into_iter();
@@ -57,7 +57,7 @@ impl Source {
             .collect()
     }
 
-    /// The comments outside of tests that name an invariant.
+    /// The comments outside of tests that name the invariant.
     pub(crate) fn comments(&self, number: usize) -> Vec<Place> {
         let spans = self.spans();
         let in_test = |index: &usize| spans.iter().any(|(_, span)| span.contains(index));
@@ -74,8 +74,8 @@ impl Source {
             .collect()
     }
 
-    /// Each test with its range of lines: comments, attributes, signature and body. The body ends at the closing brace
-    /// that has the same indentation as the function's first line, because rustfmt formats it so.
+    /// Each test with its range of lines, from its comments to the end of its body. The body ends at a closing brace
+    /// with the indentation of the function, because rustfmt formats all files.
     fn spans(&self) -> Vec<(Place, Range<usize>)> {
         let lines: Vec<&str> = self.text.lines().collect();
         let is_before = |line: &&&str| line.trim_start().starts_with(['#', '/']);
@@ -100,14 +100,14 @@ impl Source {
     }
 }
 
-/// True if a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
+/// True if the text names the invariant `number`, for example as `invariant_5_` or "invariants 3 and 5".
 pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     let text = text.to_lowercase();
     let is_named = |rest: &str| numbers(rest).contains(&number);
     text.contains(&format!("invariant_{number}_")) || text.split("invariant").skip(1).any(is_named)
 }
 
-/// The numbers at the start of a text that follows the word "invariant". For example, "s 3 and 5." gives 3 and 5.
+/// The numbers at the start of a text that follows "invariant": "s 3 and 5." gives 3 and 5.
 fn numbers(text: &str) -> Vec<usize> {
     let words = text.trim_start_matches('s').split([' ', ',', '\n']);
     words

@@ -1,5 +1,4 @@
-//! The chart of a release: a copy of the chart in the checkout, with the released image as its default image. Also
-//! renders the manifests of the release from this chart.
+//! The chart of a release, which is the chart of the checkout with the released image. Also renders the manifests.
 
 use std::fs;
 use std::path::Path;
@@ -12,14 +11,14 @@ use crate::{archive, checkout, oci, shell};
 
 const FOLDER: &str = "charts/etcd-operator";
 const CRDS: &str = "crds-generated/";
-/// The oldest Kubernetes version that the chart allows. Helm renders the manifests for this version, so that they also
-/// work with all later versions.
+/// The oldest Kubernetes version that the chart supports. Helm renders the manifests for this version, so they work
+/// with all later versions.
 pub(super) const KUBERNETES: &str = "1.33.0";
 
-/// A text file of the chart: its path below the folder of the chart, and its content.
+/// A text file of the chart: its path in the chart, and its content.
 pub(super) type Text = (String, String);
 
-/// The files of the chart, as they are in the checkout.
+/// The files of the chart in the checkout.
 pub(super) fn files() -> Result<Vec<Text>> {
     let folder = checkout::root().join(FOLDER);
     let read = |path: std::path::PathBuf| {
@@ -30,7 +29,7 @@ pub(super) fn files() -> Result<Vec<Text>> {
     checkout::files(&folder)?.into_iter().map(read).collect()
 }
 
-/// Replaces `from` by `to` in the text. Fails unless `from` occurs exactly once.
+/// Replaces `from` by `to`. Fails unless `from` occurs exactly once in the text.
 fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
     match text.matches(from).count() {
         1 => *text = text.replacen(from, to, 1),
@@ -39,8 +38,7 @@ fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// The replacements that turn the chart of the checkout into the chart of the release: file, text in the checkout, text
-/// in the release.
+/// The replacements for a release: the file, the text in the checkout, and the text in the release.
 fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
     let Release {
         version,
@@ -142,15 +140,14 @@ pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Te
     Ok(files)
 }
 
-/// Packages the chart in the format of `helm package`. `helm package` itself is not used, because its packages contain
-/// the time of packaging.
+/// Packages the chart like `helm package`, but without the time of the packaging, so that packages are reproducible.
 pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
     let (first, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| path == "Chart.yaml");
     tgz("etcd-operator/", first.into_iter().chain(others))
 }
 
-/// A gzip-compressed tar archive whose files have no times. Each path in the archive starts with `prefix`.
+/// A tar archive without times, compressed with gzip. All paths start with `prefix`.
 pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, text) in files {
@@ -161,43 +158,42 @@ pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -
     oci::gzip(&tar.into_inner()?)
 }
 
-/// The chart's files that contain a CRD.
+/// The files of the chart that contain a CRD.
 pub(super) fn definitions(files: &[Text]) -> impl Iterator<Item = &Text> {
     files.iter().filter(|(path, _)| path.starts_with(CRDS))
 }
 
-/// All CRDs in one file.
+/// All CRDs as one YAML file.
 pub(super) fn crds(files: &[Text]) -> String {
     let documents = definitions(files).map(|(_, text)| format!("---\n{}\n", text.trim_end()));
     documents.collect()
 }
 
-/// Runs `helm lint` on the packaged chart. Fails if Helm finds an error.
+/// Runs `helm lint` on the packaged chart. Fails if Helm finds a problem.
 pub(super) fn lint(helm: &Path, chart: &Path) -> Result<()> {
     shell::output(Command::new(helm).args(["lint", "--strict"]).arg(chart)).map(|_| ())
 }
 
-/// A manifest that Helm renders from the chart, for users of `kubectl apply`.
+/// A manifest for `kubectl apply`, rendered from the chart.
 pub(super) struct Manifest {
-    /// The namespace of the operators. The user creates it before `kubectl apply`.
+    /// The namespace of the operators, which users create before `kubectl apply`.
     pub(super) namespace: &'static str,
     pub(super) values: &'static [&'static str],
 }
 
-/// The manifest for operators that watch only their own namespace.
+/// The manifest of operators for one namespace.
 pub(super) const NAMESPACED: Manifest = Manifest {
     namespace: "etcd",
     values: &[],
 };
 
-/// The manifest for operators that watch all namespaces.
+/// The manifest of operators for all namespaces.
 pub(super) const CLUSTER_WIDE: Manifest = Manifest {
     namespace: "etcd-operator",
     values: &["clusterWide=true"],
 };
 
-/// Renders the manifest from the packaged chart, without the CRDs. Therefore `kubectl delete -f` with this manifest
-/// keeps the CRDs and all clusters.
+/// Renders the manifest from the packaged chart. It has no CRDs, so that `kubectl delete -f` does not delete clusters.
 pub(super) fn render(helm: &Path, chart: &Path, manifest: &Manifest) -> Result<String> {
     let mut command = Command::new(helm);
     command.args(["template", "etcd-operator"]).arg(chart);

@@ -1,4 +1,4 @@
-//! The plugin `kubectl etcd`: an archive for each architecture, and the manifest with which Krew installs the plugin
+//! The plugin `kubectl etcd`: an archive for each architecture, and the manifest for Krew
 //! (<https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/>).
 
 use std::fs;
@@ -12,15 +12,15 @@ use super::names::Release;
 use crate::{archive, checkout, oci};
 
 const API_VERSION: &str = "krew.googlecontainertools.github.com/v1alpha2";
-/// The program, in the target directory and in the archive. kubectl finds the plugin by this name.
+/// The file name of the program, by which kubectl finds the plugin.
 const PROGRAM: &str = "kubectl-etcd";
-/// The license, in the checkout and in the archive. Krew's index accepts only archives with a license.
+/// The license in the checkout and in the archive. The index of Krew requires a license in each archive.
 const LICENSE: &str = "LICENSE";
-/// The architectures for which a release can contain the plugin, with their names in Go.
+/// The architectures of the plugin, with their names in Go.
 const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
-/// Writes the archive for the architecture of this machine, and copies the archives in `others`. Also writes the
-/// manifest, if the address of the files is known. `built` contains the program. Returns the names of the archives.
+/// Writes the archive for this machine's architecture, copies the archives `others`, and writes the manifest if the
+/// URL of the files is known. Returns the names of the archives.
 pub(super) fn write(
     release: &Release,
     built: &[PathBuf],
@@ -40,7 +40,7 @@ pub(super) fn write(
         missing.retain(|one| !names.contains(one));
         if !missing.contains(&name) {
             bail!(
-                "--add-plugin {}: the file is no archive of this release for another architecture. The expected name is one of [{}]",
+                "--add-plugin {}: not an archive of this release for another architecture. The expected name is one of [{}]",
                 other.display(),
                 missing.join(", ")
             );
@@ -58,7 +58,7 @@ pub(super) fn write(
     Ok(names)
 }
 
-/// The archive of the program and the license. It contains no time, so two builds have the same archive.
+/// The archive with the program and the license. It contains no times, so that archives are reproducible.
 fn package(program: &Path) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     let license = checkout::root().join(LICENSE);
@@ -69,7 +69,7 @@ fn package(program: &Path) -> Result<Vec<u8>> {
     oci::gzip(&tar.into_inner()?)
 }
 
-/// The manifest for the archives in `folder`. Users download the archives from `address`.
+/// The manifest for the archives in `folder`, which users download from `address`.
 fn manifest(release: &Release, address: &str, names: &[String], folder: &Path) -> Result<Value> {
     let mut platforms = Vec::new();
     for architecture in ARCHITECTURES {

@@ -1,4 +1,4 @@
-//! The list of a release's files: their names, their checksums, and the page that describes them.
+//! The files of a release: names, checksums and descriptions.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -14,13 +14,13 @@ use super::names::Release;
 pub(super) const INSTALL: &str = "install.yaml";
 pub(super) const INSTALL_CLUSTER_WIDE: &str = "install-cluster-wide.yaml";
 pub(super) const CRDS: &str = "crds.yaml";
-/// The manifest of the plugin. Krew requires the name of the plugin as the name of the file.
+/// The manifest of the plugin. Krew requires that the file has the name of the plugin.
 pub(super) const PLUGIN: &str = "etcd.yaml";
 pub(super) const PROVENANCE: &str = "provenance.intoto.json";
 pub(super) const README: &str = "README.md";
 pub(super) const SUMS: &str = "SHA256SUMS";
 
-/// The checksum of a file, and the name of the file.
+/// The name and the checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) name: String,
@@ -28,7 +28,7 @@ pub(super) struct Sum {
     pub(super) sha256: String,
 }
 
-/// Computes the checksum of `file`. The list of checksums shows the file as `name`.
+/// Computes the checksum of `file`, which the list of checksums calls `name`.
 pub(super) fn sum(file: &Path, name: &str) -> Result<Sum> {
     let mut hash = Sha256::new();
     File::open(file)
@@ -54,13 +54,13 @@ pub(super) fn sums(folder: &Path) -> Result<Vec<Sum>> {
         .collect()
 }
 
-/// The list of checksums in the format of `sha256sum`.
+/// The checksums in the format of `sha256sum`.
 pub(super) fn text(sums: &[Sum]) -> String {
     let line = |sum: &Sum| format!("{}  {}\n", sum.sha256, sum.name);
     sums.iter().map(line).collect()
 }
 
-/// The names of the files that are only in one of the two lists, or whose checksums differ.
+/// The names of files that exist only in one list, or that have different checksums.
 pub(super) fn differences(first: &[Sum], second: &[Sum]) -> Vec<String> {
     let one_side = |these: &[Sum], those: &[Sum]| -> Vec<String> {
         let missing = these.iter().filter(|sum| !those.contains(sum));
@@ -72,7 +72,7 @@ pub(super) fn differences(first: &[Sum], second: &[Sum]) -> Vec<String> {
     all
 }
 
-/// All files of a release, each with its name and description.
+/// All files of a release with their descriptions.
 pub(super) fn files(release: &Release) -> Vec<(String, String)> {
     let digest = release.digest.as_deref();
     let digest = digest.map_or(String::new(), |digest| {
@@ -130,7 +130,7 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
     files
 }
 
-/// The page that describes the files of the release, in Markdown.
+/// The page about the files of the release, in Markdown.
 pub(super) fn readme(release: &Release) -> String {
     let mut rows = String::new();
     for (name, text) in files(release) {

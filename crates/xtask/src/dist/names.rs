@@ -1,29 +1,29 @@
-//! The names that the files of a release use: the image reference and the addresses of documentation pages.
+//! Names in the files of a release: the image, and links to documentation pages.
 
 use crate::origin::Origin;
 
-/// The properties of a release that several of its files contain.
+/// The properties of a release.
 #[derive(Debug, Clone)]
 pub(super) struct Release {
     pub(super) version: String,
-    /// The registry and the name of the image.
+    /// The registry and name of the image.
     pub(super) repository: String,
-    /// The digest of the image (`sha256:...`). `None` if the image is not pushed to a registry.
+    /// The digest of the image (`sha256:...`). `None` if no registry has the image.
     pub(super) digest: Option<String>,
     pub(super) origin: Origin,
-    /// The address below which the files of the release are published. `None` if it is unknown.
+    /// The URL under which the files are published. `None` if unknown.
     pub(super) files: Option<String>,
     /// The names of the archives of the plugin.
     pub(super) plugins: Vec<String>,
 }
 
 impl Release {
-    /// The repository of the image with its tag.
+    /// The registry, name and tag of the image.
     pub(super) fn image_name(&self) -> String {
         format!("{}:{}", self.repository, self.version)
     }
 
-    /// The image reference for the pods of the operators. It contains the digest if the digest is known.
+    /// The image in the pods of the operators, with the digest if known.
     pub(super) fn image(&self) -> String {
         let digest = self.digest.as_ref();
         let digest = digest.map_or(String::new(), |digest| format!("@{digest}"));
@@ -42,7 +42,7 @@ impl Release {
         format!("etcd-operator-bundle-{}.tgz", self.version)
     }
 
-    /// The archive of the plugin `kubectl etcd` for an architecture.
+    /// The name of the plugin's archive for an architecture.
     pub(super) fn plugin(&self, architecture: &str) -> String {
         format!("kubectl-etcd-{}-linux-{architecture}.tar.gz", self.version)
     }
@@ -51,7 +51,7 @@ impl Release {
         format!("etcd-operator-{}.cdx.json", self.version)
     }
 
-    /// A reference to a page of the documentation: a link if the address of the source is known, otherwise the path.
+    /// A link to a documentation page, or its path if the URL of the source is unknown.
     pub(super) fn page(&self, path: &str) -> String {
         match (&self.origin.source, &self.origin.revision) {
             (Some(source), Some(revision)) => {

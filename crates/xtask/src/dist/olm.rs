@@ -1,5 +1,5 @@
-//! The bundle of a release for the Operator Lifecycle Manager (OLM). The ClusterServiceVersion is generated from the
-//! rendered chart, Chart.yaml, the CRDs and the examples. The validators of the operator framework check the bundle.
+//! The bundle for the Operator Lifecycle Manager (OLM). Its ClusterServiceVersion is generated from the rendered
+//! chart, Chart.yaml, the CRDs and the examples.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,12 +17,12 @@ use super::chart::{self, KUBERNETES, Manifest, Text};
 use super::names::Release;
 use crate::{checkout, shell};
 
-/// The install modes of OLM, and whether the bundle supports them. A ClusterServiceVersion has one set of Deployments
-/// for all modes, and the arguments of the operators fix the namespaces that they watch. The bundle installs the
-/// operators for their own namespace, because this needs the fewest rights.
+/// The install modes of OLM, with true for supported modes. A ClusterServiceVersion has the same Deployments for all
+/// modes, and the arguments of the operators select their namespaces. So the bundle supports only the operators' own
+/// namespace, which needs the fewest permissions.
 ///
-/// To support more modes, let the operators read the namespaces from the pod annotation `olm.targetNamespaces`, which
-/// OLM writes. Then set this annotation as the source of the namespaces in [`RENDERING`], and change the modes here.
+/// To support more modes, make the operators read their namespaces from the pod annotation `olm.targetNamespaces`,
+/// which OLM sets.
 const INSTALL_MODES: [(&str, bool); 4] = [
     ("OwnNamespace", true),
     ("SingleNamespace", false),
@@ -30,8 +30,8 @@ const INSTALL_MODES: [(&str, bool); 4] = [
     ("AllNamespaces", false),
 ];
 
-/// The values of the chart for the bundle. Users of the bundle cannot change them. The values set no user ID, because
-/// OpenShift chooses the user IDs of pods itself. On other clusters, the user of the image applies.
+/// The values of the chart for the bundle, which users cannot change. No user ID is set, because OpenShift assigns
+/// user IDs to pods.
 pub(super) const RENDERING: Manifest = Manifest {
     namespace: "etcd",
     values: &[
@@ -42,23 +42,23 @@ pub(super) const RENDERING: Manifest = Manifest {
     ],
 };
 
-/// Name of the package in a catalog.
+/// The name of the package in a catalog.
 const PACKAGE: &str = "etcd-operator";
-/// The annotation of a ClusterServiceVersion with the examples that a console shows.
+/// The annotation of the ClusterServiceVersion with the examples for consoles.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// The examples in the ClusterServiceVersion: one for each kind, the EtcdCluster first.
+/// The examples, one for each kind.
 const EXAMPLES: [&str; 3] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",
     "example-etcd-restore.yaml",
 ];
 const ICON: &str = include_str!("icon.svg");
-/// Labels that say that Helm manages an object. They are removed in the bundle, because OLM manages its objects.
+/// Labels of Helm, which are removed because OLM manages the objects of the bundle.
 const HELM_LABELS: [&str; 2] = ["app.kubernetes.io/managed-by", "helm.sh/chart"];
 const MANIFESTS: &str = "bundle/manifests";
 const METADATA: &str = "bundle/metadata";
 
-/// The files of the bundle, by their path in the package. `rendered` are the objects of the chart with [`RENDERING`].
+/// The files of the bundle. `rendered` is the chart, rendered with [`RENDERING`].
 pub(super) fn files(release: &Release, chart: &[Text], rendered: &str) -> Result<Vec<Text>> {
     let definitions: Vec<&Text> = chart::definitions(chart).collect();
     let version = service_version(release, chart, &definitions, rendered)?;
@@ -81,8 +81,8 @@ pub(super) fn files(release: &Release, chart: &[Text], rendered: &str) -> Result
     Ok(all)
 }
 
-/// Checks the files with the validators of the operator framework, and returns their warnings. `tool` is the program of
-/// `e2e/testbed/olm`, and `folder` an empty folder for the files.
+/// Checks the files with the validators of the operator framework, and returns the warnings. `tool` is the program in
+/// `e2e/testbed/olm`, and `folder` an empty folder.
 pub(super) fn validate(tool: &Path, files: &[Text], folder: &Path) -> Result<Vec<String>> {
     for (path, text) in files {
         let file = folder.join(path);
@@ -99,7 +99,7 @@ fn yaml(value: &Value) -> Result<String> {
     Ok(serde_yaml_ng::to_string(value)?)
 }
 
-/// Parses a manifest into its objects.
+/// Parses the objects of a manifest.
 fn objects(manifest: &str) -> Result<Vec<Value>> {
     serde_yaml_ng::Deserializer::from_str(manifest)
         .map(|document| Ok(Value::deserialize(document)?))
@@ -110,8 +110,7 @@ fn of_kind<'a>(objects: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a 
     objects.iter().filter(move |object| object["kind"] == kind)
 }
 
-/// The channel of the catalog to which the release belongs. OLM installs a pre-release only for users who have selected
-/// its channel.
+/// The catalog channel of the release. OLM installs a pre-release only for users who select the channel `candidate`.
 fn channel(release: &Release) -> &'static str {
     if release.version.contains('-') {
         "candidate"
@@ -120,7 +119,7 @@ fn channel(release: &Release) -> &'static str {
     }
 }
 
-/// The annotations of the bundle. The image of the bundle has the same values as labels.
+/// The annotations of the bundle, which are also the labels of its image.
 fn labels(release: &Release) -> BTreeMap<String, String> {
     let channel = channel(release);
     [
@@ -138,7 +137,7 @@ fn labels(release: &Release) -> BTreeMap<String, String> {
     .into()
 }
 
-/// The Dockerfile that builds the image of the bundle. The build context is the folder of this Dockerfile.
+/// The Dockerfile of the bundle's image. The build context is its folder.
 fn dockerfile(labels: &BTreeMap<String, String>) -> String {
     let mut lines = String::new();
     for (name, value) in labels {
@@ -147,7 +146,7 @@ fn dockerfile(labels: &BTreeMap<String, String>) -> String {
     format!("FROM scratch\n\n{lines}\nCOPY {MANIFESTS} /manifests/\nCOPY {METADATA} /metadata/\n")
 }
 
-/// The ClusterServiceVersion: the Deployments and rights of the operators, and their description for catalogs.
+/// The ClusterServiceVersion: Deployments, permissions, and texts for catalogs.
 fn service_version(
     release: &Release,
     chart: &[Text],
@@ -184,7 +183,7 @@ fn service_version(
         "containerImage": release.image(),
         "description": summary,
         "operatorframework.io/suggested-namespace": RENDERING.namespace,
-        // With `skipRange`, OLM updates every older release directly to this release.
+        // `skipRange` lets OLM update every older release directly to this release.
         "olm.skipRange": format!("<{}", release.version),
     });
     for (name, value) in [
@@ -218,7 +217,7 @@ fn service_version(
         "kind": "ClusterServiceVersion",
         "metadata": {
             "name": format!("{PACKAGE}.v{}", release.version),
-            // OLM replaces this placeholder with the namespace of the installation.
+            // OLM replaces this placeholder by the namespace of the installation.
             "namespace": "placeholder",
             "annotations": annotations,
         },
@@ -226,14 +225,13 @@ fn service_version(
     }))
 }
 
-/// The maintainers in Chart.yaml that have an e-mail address, because OLM requires an address.
+/// The maintainers in Chart.yaml with an e-mail address, which OLM requires.
 fn maintainers(about: &Value) -> Vec<&Value> {
     let all = about["maintainers"].as_array().into_iter().flatten();
     all.filter(|it| it["email"].is_string()).collect()
 }
 
-/// The web addresses in Chart.yaml, as links of the ClusterServiceVersion. The name of each link is its address without
-/// the scheme.
+/// The URLs in Chart.yaml as links of the ClusterServiceVersion. The name of a link is its URL without the scheme.
 fn links(about: &Value) -> Vec<Value> {
     let sources = about["sources"].as_array().into_iter().flatten();
     std::iter::once(&about["home"])
@@ -259,7 +257,7 @@ fn description(release: &Release, summary: &str, owned: &[Value]) -> String {
     )
 }
 
-/// The entry of the ClusterServiceVersion for one CRD of the operators.
+/// The entry for a CRD in the ClusterServiceVersion.
 fn owned(definition: &Value) -> Value {
     let spec = &definition["spec"];
     let kind = spec["names"]["kind"].as_str().unwrap_or_default();
@@ -268,7 +266,7 @@ fn owned(definition: &Value) -> Value {
         "name": definition["metadata"]["name"],
         "kind": kind,
         "version": version["name"],
-        // For example, the display name of `EtcdCluster` is "etcd cluster".
+        // The display name of `EtcdCluster`, for example, is "etcd cluster".
         "displayName": format!("etcd {}", kind.trim_start_matches("Etcd").to_lowercase()),
         "description": version["schema"]["openAPIV3Schema"]["description"],
     })
@@ -297,7 +295,7 @@ fn deployments(rendered: &[Value]) -> Vec<Value> {
         .collect()
 }
 
-/// The rules of each ServiceAccount. OLM creates the ServiceAccounts, the roles and their bindings.
+/// The rules of each ServiceAccount. OLM creates the ServiceAccounts, roles and bindings.
 fn permissions(rendered: &[Value], binding: &str, role: &str) -> Result<Vec<Value>> {
     let mut rules: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for binding in of_kind(rendered, binding) {
@@ -323,8 +321,7 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The example EtcdBackup names another cluster than the example EtcdCluster. This line gives the example
-    // EtcdCluster the name that the EtcdBackup uses.
+    // In a bundle, the EtcdBackup must name the EtcdCluster, so the EtcdCluster gets the name in the EtcdBackup.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

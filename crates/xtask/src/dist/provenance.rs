@@ -1,5 +1,5 @@
-//! The provenance statement of a release: an in-toto statement with a predicate of SLSA 1.0. It contains no times,
-//! because two builds of one commit must have the same files.
+//! The provenance statement of a release: an in-toto statement with the predicate of SLSA 1.0. It contains no times,
+//! so that two builds of a commit have the same files.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 use super::listing::Sum;
 use super::names::Release;
 
-/// The type of the build in the statement. docs/contributing/releasing.md describes this type and its parameters.
+/// The build type in the statement, which docs/contributing/releasing.md describes.
 const BUILD_TYPE: &str = "urn:etcd-operator:xtask-dist:v1";
-/// The builder in the statement if a developer built the release on their own machine.
+/// The builder in the statement if a developer builds the release.
 pub(super) const LOCAL_BUILDER: &str = "urn:etcd-operator:local-machine";
 
-/// The inputs of the build except the commit.
+/// The inputs of the build, without the commit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inputs {
     pub(super) tools: Vec<(&'static str, String)>,
-    /// Files of this machine that the build reads, such as the certificates in the image.
+    /// Files of this machine that are part of the build, such as the certificates in the image.
     pub(super) files: Vec<Sum>,
 }
 
-/// Builds the statement about the files of the release.
+/// The statement about the files of the release.
 pub(super) fn statement(
     release: &Release,
     builder: &str,

@@ -1,4 +1,4 @@
-//! The software bill of materials (SBOM), which cargo-cyclonedx of the CycloneDX project creates.
+//! The software bill of materials (SBOM), which cargo-cyclonedx creates.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use super::names::Release;
 use crate::shell;
 
-/// The environment variable that sets the time in the SBOM. Without it, the SBOM would contain the time of the build.
+/// The environment variable with the time in the SBOM. Without it, the SBOM would contain the time of the build.
 const TIME_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
-/// The bill of materials of the operators' program, for the platform of this machine. The tool writes into the folders
-/// of all crates. Therefore `copy` must be a copy of the source.
+/// The SBOM of the operators for this machine's platform. `copy` must be a copy of the source, because the tool writes
+/// to the folders of all crates.
 pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<String> {
     let time = shell::output(
         Command::new("git")
@@ -33,7 +33,7 @@ pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<Stri
     normalized(&text, copy, &release.version)
 }
 
-/// Edits the SBOM: sets the version of the release, and removes the path of `copy`.
+/// Sets the version of the release in the SBOM, and removes the path of `copy`.
 fn normalized(text: &str, copy: &Path, version: &str) -> Result<String> {
     let folder = format!("file://{}", copy.display());
     let text = text.replace(&folder, "file:///source");

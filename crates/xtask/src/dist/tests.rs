@@ -1,4 +1,4 @@
-//! Tests of those release files that need no compiled program. The tests run the Helm of the testbed.
+//! Tests: files of a release that need no compiled program. Helm comes from the testbed.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn published() -> Release {
     release("registry.example.com/a/etcd-operator", Some(DIGEST))
 }
 
-/// Packages the chart of the release in `folder`. Returns the path of the package.
+/// Packages the chart of the release in `folder`, and returns the path of the package.
 fn packaged(folder: &Path, release: &Release) -> PathBuf {
     let files = chart::released(chart::files().unwrap(), release).unwrap();
     let package = folder.join(release.chart());
@@ -95,7 +95,7 @@ fn release_without_registry() -> Release {
     release(image::NAME, None)
 }
 
-/// `kubectl delete -f` with the manifest deletes only the operators.
+/// `kubectl delete -f` with the manifest must delete only the operators.
 #[test]
 fn deleting_manifest_keeps_every_cluster() {
     for manifest in [&chart::NAMESPACED, &chart::CLUSTER_WIDE] {
@@ -104,7 +104,7 @@ fn deleting_manifest_keeps_every_cluster() {
         for kind in ["CustomResourceDefinition", "Namespace", "EtcdCluster"] {
             assert!(!kinds.contains(kind), "{kinds:?}");
         }
-        // The manifest contains no pod of `helm test`, and all its objects are in one namespace.
+        // The manifest has no pod of `helm test`, and all its objects are in one namespace.
         assert!(!kinds.contains("Pod"), "{kinds:?}");
         let namespaces = objects
             .iter()
@@ -114,14 +114,14 @@ fn deleting_manifest_keeps_every_cluster() {
 }
 
 #[test]
-fn namespaced_manifest_grants_no_rights_in_other_namespaces() {
+fn namespaced_manifest_grants_no_permissions_in_other_namespaces() {
     let own = rendered(&published(), &chart::NAMESPACED);
     assert!(kinds(&own).contains("Role") && !kinds(&own).contains("ClusterRole"));
     let all = rendered(&published(), &chart::CLUSTER_WIDE);
     assert!(kinds(&all).contains("ClusterRole"));
 }
 
-/// Without the admission policies, `spec.protected` has no effect, so each manifest must contain them.
+/// Without the admission policies, `spec.protected` has no effect.
 #[test]
 fn manifests_protect_clusters_of_their_namespaces() {
     for (manifest, selector) in [
@@ -208,7 +208,7 @@ fn bundle(release: &Release) -> Vec<Text> {
     olm::files(release, &chart, &rendered).unwrap()
 }
 
-/// Runs the validators of the operator framework on the bundle. Returns their warnings.
+/// Runs the validators of the operator framework on the bundle, and returns the warnings.
 fn validated(files: &[Text]) -> Result<Vec<String>> {
     let dir = tempfile::tempdir()?;
     olm::validate(&programs::olm_validate()?, files, dir.path())
@@ -241,9 +241,9 @@ fn operator_framework_rejects_bundle_without_crd() {
 fn operator_framework_rejects_bundle_with_wrong_version() {
     let version = published().version;
     for (from, to, expected) in [
-        // No CRD has this version of the API, so the validators must reject it.
+        // No CRD has this version of the API.
         ("version: v1beta2", "version: v1beta9", "v1beta9"),
-        // `version` must be a semantic version, so the validators must reject this one.
+        // `version` must be a semantic version.
         (
             &*format!("\n  version: {version}"),
             "\n  version: first",
@@ -262,10 +262,9 @@ fn operator_framework_rejects_bundle_with_wrong_version() {
     }
 }
 
-/// The bundle installs the operators for one namespace, so it must have the same rights as the manifest for one
-/// namespace.
+/// The bundle and the manifest for one namespace need the same permissions.
 #[test]
-fn bundle_has_rights_of_namespaced_manifest() {
+fn bundle_has_permissions_of_namespaced_manifest() {
     let files = bundle(&published());
     let version = service_version(&files);
     let install = &version["spec"]["install"]["spec"];
@@ -294,7 +293,7 @@ fn bundle_has_rights_of_namespaced_manifest() {
         let deployment = deployments.iter().find(|it| it["name"] == operator);
         let pod = &deployment.unwrap()["spec"]["template"]["spec"];
         assert_eq!(pod["serviceAccountName"], operator);
-        // OpenShift chooses the user of the pod, so the bundle must not set a user.
+        // OpenShift assigns user IDs to pods, so the bundle must not set one.
         assert!(pod["securityContext"].get("runAsUser").is_none());
         let args = pod["containers"][0]["args"].as_sequence().unwrap();
         assert!(args.contains(&"--cluster-wide=false".into()), "{args:?}");
@@ -321,7 +320,7 @@ fn bundle_has_every_kind_with_description_and_example() {
     let examples = text(&version["metadata"]["annotations"]["alm-examples"]);
     let examples: Json = serde_json::from_str(&examples).unwrap();
     let examples = examples.as_array().unwrap();
-    // The EtcdBackup must name the EtcdCluster of the same bundle.
+    // The EtcdBackup must name the EtcdCluster of the bundle.
     let of = |kind: &str| examples.iter().find(|it| it["kind"] == kind).unwrap();
     let name = &of("EtcdCluster")["metadata"]["name"];
     assert_eq!(of("EtcdBackup")["spec"]["etcdCluster"]["name"], *name);
@@ -348,8 +347,7 @@ fn pre_release_bundle_is_in_channel_candidate() {
     assert!(annotations(&release).contains("channels.v1: stable\n"));
 }
 
-/// actionlint runs without shellcheck, which checks the scripts of the steps: shellcheck is not available as a Go
-/// module.
+/// shellcheck, which would check the scripts of steps, is not available as a Go module.
 #[test]
 fn workflows_pass_actionlint() {
     let mut command = Command::new(programs::actionlint().unwrap());
@@ -365,7 +363,7 @@ fn workflows_pass_actionlint() {
     assert!(output.status.success(), "{text}");
 }
 
-/// The commands that publish a release: program, subcommand and flags, without values.
+/// The commands that publish a release: program, subcommand and flags without values.
 fn publishing_commands(text: &str) -> BTreeSet<String> {
     const PROGRAMS: [&str; 5] = ["skopeo ", "helm ", "cosign ", "buildah ", "gh "];
     let lines = text.lines().map(str::trim);
@@ -385,10 +383,9 @@ fn workflow_runs_commands_of_release_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");
-    // In the page, the command `gh` is part of a sentence. The replacement gives the command its own line.
+    // On the page, `gh` is in the middle of a sentence, so it gets its own line.
     let page = page.replace(": `gh ", "\ngh ");
-    // The page also has the commands `helm install` and `helm test`, which a maintainer runs before a release. The
-    // workflow does not run them.
+    // A maintainer runs `helm install` and `helm test` before a release. The workflow does not run them.
     let mut page = publishing_commands(&page);
     page.retain(|it| {
         !["helm install", "helm test"]
@@ -458,7 +455,7 @@ fn provenance_names_files_image_commit_and_tools() {
         files: sums.to_vec(),
     };
     let statement = || provenance::statement(&release, "urn:b", &inputs, &sums).unwrap();
-    // The statement contains no time, so two builds have the same statement.
+    // The statement contains no time, so it is the same for two builds.
     assert_eq!(statement(), statement());
     let json: Json = serde_json::from_str(&statement()).unwrap();
     assert_eq!(json["_type"], "https://in-toto.io/Statement/v1");

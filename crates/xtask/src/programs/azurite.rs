@@ -1,5 +1,5 @@
-//! Azurite, the server for Azure Blob Storage in the tests. It is a pinned npm package. If Node.js is missing, the
-//! testbed runs without Azurite, and the tests that need it fail with an explanation.
+//! Azurite, the server for Azure Blob Storage in the tests, from a pinned npm package. Without Node.js, the testbed
+//! has no Azurite, and only its tests fail.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,10 @@ use anyhow::{Context, Result};
 use super::{cached, digest};
 use crate::{checkout, shell};
 
-/// Files in `e2e/testbed/azurite` whose content is part of the hash in the cache folder's name.
+/// Files in `e2e/testbed/azurite` that the hash of the cache folder includes.
 const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
 
-/// Returns the cache folder that contains the npm package and `serve.js`. Installs the package if the folder does not
-/// exist.
+/// Returns the cache folder with the npm package and `serve.js`. Installs the package if the folder does not exist.
 pub(super) fn ensure(cache: &Path) -> Result<PathBuf> {
     let node = shell::output(Command::new("node").arg("--version")).context(
         "Node.js is missing: install version 18 or later with npm (on Debian: `apt-get install nodejs npm`)",

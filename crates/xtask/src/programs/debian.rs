@@ -1,4 +1,4 @@
-//! etcd 3.4 from Debian packages. The packages are unpacked into the cache, and not installed on the machine.
+//! etcd 3.4 from Debian packages, which are unpacked into the cache and not installed.
 
 use std::fs;
 use std::path::Path;
@@ -9,12 +9,12 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The etcd version of the Debian packages. All other etcd versions are built from Go modules.
+/// The etcd version of the Debian packages. Other versions are built from Go modules.
 pub(super) const VERSION: &str = "3.4.23";
 
-/// Debian's package pool, for machines on which apt does not offer this version.
+/// Debian's package pool, which is used if apt does not offer this version.
 const POOL: &str = "http://deb.debian.org/debian/pool/main/e/etcd";
-/// The packages, each with its name, file in the pool, and SHA-256.
+/// The packages: name, file in the pool, and SHA-256.
 const PACKAGES: &[(&str, &str, &str)] = &[
     (
         "etcd-server",
@@ -28,7 +28,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Downloads and unpacks the packages, and copies their programs into `folder`.
+/// Downloads and unpacks the packages, and copies their programs to `folder`.
 pub(super) fn unpack(folder: &Path) -> Result<()> {
     let download = folder.join("download");
     fs::create_dir_all(&download)?;
@@ -50,7 +50,7 @@ pub(super) fn unpack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a package with apt, which verifies it. If apt does not offer the version, downloads it from the pool, and
+/// Downloads a package with apt, which verifies it. If apt does not offer the version, downloads it from the pool and
 /// verifies its SHA-256.
 fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
     let wanted = format!("{package}={VERSION}*");

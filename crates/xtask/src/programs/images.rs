@@ -1,5 +1,4 @@
-//! The images that every node of the testbed has: etcd of each minor release, and the pause image. Writes the images as
-//! archives into the cache. Builds no program.
+//! The images for the nodes of the testbed: etcd and the pause image. Writes them as archives to the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ pub(super) fn pause(init: &Path) -> Image {
     }
 }
 
-/// Writes an etcd image like the official one: the programs are in /usr/local/bin, and there is no shell.
+/// Writes an etcd image like the official image: the programs are in /usr/local/bin, and there is no shell.
 pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let mut entries = Vec::new();
     for program in ["etcd", "etcdctl", "etcdutl"] {
@@ -44,10 +43,10 @@ pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf
     archive(cache, &format!("etcd-{version}"), &image)
 }
 
-/// The shared libraries that the program needs, as `ldd` lists them.
+/// The shared libraries of the program, as listed by `ldd`.
 fn libraries(program: &Path) -> Result<Vec<Entry>> {
     let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
-        // `ldd` fails with "not a dynamic executable" for a static program.
+        // `ldd` fails for a static program, which needs no libraries.
         return Ok(Vec::new());
     };
     parse_ldd(&text)

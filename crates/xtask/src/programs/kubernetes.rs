@@ -1,5 +1,5 @@
-//! The versions of Kubernetes that the testbed can run. Each minor version has its own Go module, whose `go.mod` is the
-//! only place that defines the patch release.
+//! The Kubernetes versions of the testbed. Each minor version has its own Go module, whose `go.mod` defines the patch
+//! release.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,31 +9,31 @@ use anyhow::{Context, Result, bail};
 use super::required;
 use crate::checkout;
 
-/// Name of the module with the default version.
+/// The module of the default version.
 const DEFAULT: &str = "kube";
-/// Names of the modules with other versions: this prefix and the minor version. It must not begin with `kube-`, because
-/// unit tests find the program of the default version by the prefix `kube-` of its cache folder.
+/// The prefix of the modules of other versions, followed by the minor version. It must not begin with `kube-`, by
+/// which unit tests find the cache folder of the default version.
 const OTHERS: &str = "kubernetes-";
 
-/// The Go module of one minor version of Kubernetes.
+/// The Go module of a minor version of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kubernetes {
-    /// Name of the module's folder.
+    /// The name of the module's folder.
     pub(super) module: String,
-    /// The complete version, such as `1.36.3`.
+    /// The version, such as `1.36.3`.
     pub(crate) version: String,
 }
 
 impl Kubernetes {
-    /// The version that the testbed runs if the option `--kubernetes` is not set.
+    /// The version without the option `--kubernetes`.
     pub(crate) fn default_version() -> Result<Self> {
         Self::of_module(DEFAULT)
     }
 
-    /// Finds the module of a version, such as `1.33` or `1.33.13`.
+    /// The module of a version, such as `1.33` or `1.33.13`.
     ///
     /// # Errors
-    /// Fails if no module has this version. The error names the known versions.
+    /// Fails if no module has this version. The error lists the versions.
     pub(crate) fn find(version: &str) -> Result<Self> {
         let all = Self::all()?;
         let wanted = version.trim_start_matches('v');
@@ -50,7 +50,7 @@ impl Kubernetes {
         Ok(found.clone())
     }
 
-    /// All versions, oldest first.
+    /// All versions, the oldest first.
     fn all() -> Result<Vec<Self>> {
         let folder = checkout::testbed_sources();
         let mut all = vec![Self::default_version()?];
@@ -88,8 +88,8 @@ impl Kubernetes {
         checkout::testbed_sources().join(&self.module)
     }
 
-    /// Linker flags that write the version into the program, as in the official build. Charts and clients read this
-    /// version from the API server.
+    /// Linker flags that set the version of the program, as in the official build. Charts and clients read it from the
+    /// API server.
     pub(super) fn linker_flags(&self) -> String {
         let (version, minor) = (&self.version, self.minor());
         let (major, minor) = minor.split_once('.').unwrap_or((minor, ""));
@@ -123,8 +123,7 @@ mod tests {
         assert!(error.contains("pin-kubernetes.sh"), "{error}");
     }
 
-    /// Kubernetes never releases a program together with libraries of another version, so the testbed must not build
-    /// such a program.
+    /// Kubernetes releases its programs only with libraries of the same version.
     #[test]
     fn kubernetes_modules_pin_libraries_of_same_version() {
         for one in Kubernetes::all().unwrap() {

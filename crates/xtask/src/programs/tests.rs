@@ -1,4 +1,4 @@
-//! Tests of the programs.
+//! Tests: versions, cache folders and linker flags of the programs.
 
 use anyhow::bail;
 
@@ -23,8 +23,7 @@ fn older_etcd_patch_release_is_listed_first() {
         .iter()
         .filter_map(|version| version.strip_prefix("3.5.")?.parse().ok())
         .collect();
-    // An upgrade to 3.6 needs 3.5.26 first (`crates/api/src/version/path.rs`), so the older version needs two
-    // steps.
+    // The older release is older than 3.5.26, which an upgrade to 3.6 requires (`crates/api/src/version/path.rs`).
     assert!(patches[0] < 26 && patches[1] >= 26, "{patches:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Programs for releases and for the documentation site. Each program is built once into the cache.
+//! Programs for releases and for the documentation site. Each is built once, into the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub(crate) const CYCLONEDX: &str = "0.5.9";
 const MDBOOK: &str = "0.5.4";
 const HYPERLINK: &str = "0.3.2";
 
-/// The program that validates bundles for the Operator Lifecycle Manager. Only `dist` and its tests need it.
+/// The validator of bundles for the Operator Lifecycle Manager. Only `dist` and its tests need it.
 const OLM: Module = Module {
     name: "olm",
     builds: &[Build {
@@ -28,12 +28,12 @@ pub(crate) fn helm() -> Result<PathBuf> {
     tool(module.context("unknown module")?, "helm")
 }
 
-/// The program with the validators of the operator framework. Usage: `olm-validate DIRECTORY`.
+/// The validator of the operator framework. Usage: `olm-validate DIRECTORY`.
 pub(crate) fn olm_validate() -> Result<PathBuf> {
     tool(&OLM, "olm-validate")
 }
 
-/// actionlint, which checks GitHub workflows. Only the unit tests of xtask need it.
+/// actionlint, which checks GitHub workflows. Only unit tests of xtask need it.
 #[cfg(test)]
 pub(crate) fn actionlint() -> Result<PathBuf> {
     let module = Module {
@@ -46,7 +46,7 @@ pub(crate) fn actionlint() -> Result<PathBuf> {
     tool(&module, "actionlint")
 }
 
-/// Krew, the manager of plugins of kubectl. Only the unit tests of xtask need it.
+/// Krew, the plugin manager of kubectl. Only unit tests of xtask need it.
 #[cfg(test)]
 pub(crate) fn krew() -> Result<PathBuf> {
     let module = Module {
@@ -59,13 +59,13 @@ pub(crate) fn krew() -> Result<PathBuf> {
     tool(&module, "krew")
 }
 
-/// The folder with the programs of Debian's package of Prometheus.
+/// The folder with the programs of Debian's Prometheus package.
 pub(super) fn prometheus(cache: &Path) -> Result<PathBuf> {
     unpacked(cache, "prometheus")
 }
 
 /// The folder with the programs of a Debian package. The package is unpacked into the cache and not installed, because
-/// the installation of Prometheus would start a server.
+/// the installation of Prometheus starts a server.
 fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
     let folder = cached(cache, package, &digest(&[b"debian"]), |folder| {
         shell::output(Command::new("apt-get").arg("update"))?;
@@ -90,7 +90,7 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     Ok(prometheus(&cache)?.join("promtool"))
 }
 
-/// Lua 5.4, in which health checks of Argo CD are written.
+/// Lua 5.4, the language of Argo CD's health checks.
 #[cfg(test)]
 pub(crate) fn lua() -> Result<PathBuf> {
     if let Some(program) = shell::which("lua5.4") {
@@ -100,7 +100,7 @@ pub(crate) fn lua() -> Result<PathBuf> {
     Ok(unpacked(&cache, "lua5.4")?.join("lua5.4"))
 }
 
-/// The etcd programs of the testbed, one for each version.
+/// The etcd programs of all versions of the testbed.
 #[cfg(test)]
 pub(crate) fn etcds() -> Result<Vec<PathBuf>> {
     let modules = MODULES
@@ -109,7 +109,7 @@ pub(crate) fn etcds() -> Result<Vec<PathBuf>> {
     modules.map(|module| tool(module, "etcd")).collect()
 }
 
-/// Returns the path of a module's program. Builds the program if the cache does not contain it.
+/// The path of a module's program. Builds the program if it is not in the cache.
 fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     let source = checkout::testbed_sources().join(module.name);
     let (cache, _lock) = super::lock()?;
@@ -122,7 +122,7 @@ fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     Ok(folder.join(program))
 }
 
-/// cargo-cyclonedx of the CycloneDX project, which writes the software bill of materials of Rust programs.
+/// cargo-cyclonedx, which writes the software bill of materials of Rust programs.
 pub(crate) fn cyclonedx() -> Result<PathBuf> {
     installed("cargo-cyclonedx", CYCLONEDX)
 }
@@ -132,13 +132,13 @@ pub(crate) fn mdbook() -> Result<PathBuf> {
     installed("mdbook", MDBOOK)
 }
 
-/// hyperlink, which checks the links and anchors in a folder of HTML files.
+/// hyperlink, which checks links in HTML files.
 pub(crate) fn hyperlink() -> Result<PathBuf> {
     installed("hyperlink", HYPERLINK)
 }
 
-/// Returns the path of a program from crates.io. If the cache does not contain it, it is compiled with the dependency
-/// versions of its own lock file.
+/// The path of a program from crates.io. If it is not in the cache, it is compiled with the dependencies of its own
+/// lock file.
 fn installed(name: &str, version: &str) -> Result<PathBuf> {
     let (cache, _lock) = super::lock()?;
     let key = digest(&[version.as_bytes()]);
@@ -149,7 +149,7 @@ fn installed(name: &str, version: &str) -> Result<PathBuf> {
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // Cargo runs outside of the checkout, because the checkout's `.cargo/config.toml` would change the build.
+        // The `.cargo/config.toml` of the checkout would change the build, so cargo runs in another folder.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
     let program = folder.join("bin").join(name);

@@ -1,11 +1,11 @@
-//! Reads the prose of a Markdown document: paragraphs, list items and table rows, without code blocks.
+//! Finds the prose in a Markdown document: paragraphs, list items and table rows.
 
 use super::passage::{Kind, Passage};
 
-/// The minimum number of words of a passage. Shorter list items and table rows contain only names and numbers.
+/// The minimum number of words in a passage. Shorter items contain only names and numbers.
 const WORDS: usize = 4;
 
-/// All passages of a document. Headings and code blocks are not included.
+/// All passages of a document, without headings and code blocks.
 pub(crate) fn passages(document: &str) -> Vec<Passage> {
     let mut found: Vec<Passage> = Vec::new();
     let mut is_open = false;
@@ -41,7 +41,7 @@ fn starts_item(text: &str) -> bool {
     is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
 }
 
-/// The texts in backticks. `text` must not contain code blocks.
+/// The texts in backticks of a text without code blocks.
 pub(crate) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

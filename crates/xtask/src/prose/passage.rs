@@ -1,11 +1,11 @@
-//! A passage of prose, with functions that count the words of its sentences and paragraphs. Reads no files.
+//! A passage of prose, and the lengths of its sentences and paragraphs.
 
-/// Sentences with more words than this are reported.
+/// The maximum number of words in a sentence.
 pub(crate) const SENTENCE_WORDS: usize = 40;
-/// Paragraphs with more words than this are reported.
+/// The maximum number of words in a paragraph.
 pub(crate) const PARAGRAPH_WORDS: usize = 80;
 
-/// The kind of text that a passage is.
+/// The kind of a passage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Doc,
@@ -35,13 +35,13 @@ impl Kind {
     }
 }
 
-/// A passage that can be reviewed alone: a paragraph, list item, table row, message or test name.
+/// A text that can be reviewed alone: a paragraph, list item, table row, message or test name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Passage {
     pub(crate) kind: Kind,
     /// The first line of the passage, counted from 1.
     pub(crate) line: usize,
-    /// The number of lines of the file that the passage covers.
+    /// The number of lines of the passage in its file.
     pub(crate) lines: usize,
     /// The text of the passage, without line breaks.
     pub(crate) text: String,
@@ -64,14 +64,14 @@ impl Passage {
         self.lines += 1;
     }
 
-    /// The number of words. For a table row, the number of words in its longest cell.
+    /// The number of words. For a table row, that of its longest cell.
     pub(crate) fn words(&self) -> usize {
         let paragraphs = self.paragraphs();
         let counts = paragraphs.iter().map(|text| count_words(text));
         counts.max().unwrap_or_default()
     }
 
-    /// The sentences with more than [`SENTENCE_WORDS`] words, each with its number of words.
+    /// The sentences with more than [`SENTENCE_WORDS`] words, and their number of words.
     pub(crate) fn long_sentences(&self) -> Vec<(usize, String)> {
         let paragraphs = self.paragraphs();
         let sentences = paragraphs.iter().flat_map(|text| sentences(text));
@@ -81,7 +81,7 @@ impl Passage {
             .collect()
     }
 
-    /// The paragraphs of the passage. For a table row, each cell is a paragraph.
+    /// The paragraphs of the passage. Each cell of a table row is a paragraph.
     fn paragraphs(&self) -> Vec<String> {
         let text = readable(&self.text);
         if !text.starts_with('|') {
@@ -91,15 +91,14 @@ impl Passage {
     }
 }
 
-/// The text as a reader sees it: links without their targets, and each piece of inline code as one word.
+/// The text without the targets of links, and with each piece of inline code as one word.
 pub(crate) fn readable(text: &str) -> String {
     let mut shown = String::new();
     for (index, part) in text.split('`').enumerate() {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // In inline code, a bar does not separate cells, and a period does not end a sentence. Underscores replace
-            // these characters.
+            // Replaces characters of inline code that would separate cells or end a sentence.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }
@@ -116,7 +115,7 @@ fn without_link_targets(text: &str) -> String {
     shown.replace('[', "")
 }
 
-/// The sentences of a paragraph. A period ends a sentence if a space and then a capital letter or a digit follow.
+/// The sentences of a paragraph. A period ends a sentence if a space and a capital letter or digit follow.
 fn sentences(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;

@@ -1,13 +1,13 @@
-//! Finds the prose in the text of a Rust source: comments, doc comments, test names and messages.
+//! Finds the prose in a Rust file: comments, doc comments, test names and messages.
 
 use super::passage::{Kind, Passage};
 
-/// A string literal is a message if it has more characters than this and consists of words.
+/// The minimum length of a message, in characters.
 const MESSAGE_CHARACTERS: usize = 40;
-/// A message has at least this many words. Literals with fewer words are URLs, keys and flags.
+/// The minimum number of words in a message. Shorter string literals are URLs, keys and flags.
 const MESSAGE_WORDS: usize = 5;
 
-/// A piece of a Rust file that contains prose.
+/// A part of a Rust file with prose.
 enum Token {
     Comment {
         line: usize,
@@ -20,7 +20,7 @@ enum Token {
     },
 }
 
-/// All passages of a Rust file, in the order of their lines.
+/// All passages of a Rust file, sorted by line.
 pub(crate) fn passages(source: &str) -> Vec<Passage> {
     let tokens = tokens(source);
     let mut found = comments(&tokens);
@@ -30,8 +30,7 @@ pub(crate) fn passages(source: &str) -> Vec<Passage> {
     found
 }
 
-/// Joins consecutive comment lines into passages. A blank comment line or a code fence ends a passage. Code blocks in
-/// doc comments are not included.
+/// Joins comment lines to passages. A blank line or a code fence ends a passage, and code blocks are omitted.
 fn comments(tokens: &[Token]) -> Vec<Passage> {
     let mut found: Vec<Passage> = Vec::new();
     let mut previous = None;
@@ -46,7 +45,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
         in_code = was_in_code != is_fence;
         let is_separator = text.starts_with("----");
         if text.is_empty() || is_separator || is_fence || was_in_code {
-            // A fence or a blank line ends the passage, but the next line may still belong to the code block.
+            // A blank line in a code block does not end the code block.
             previous = in_code.then_some((*line, *kind));
             continue;
         }
@@ -59,8 +58,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
     found
 }
 
-/// True if the comment line continues the paragraph above it. A list item, a heading or a table row starts a new
-/// paragraph.
+/// True if the line continues the paragraph above it. A list item, a heading or a table row starts a new paragraph.
 fn starts_no_item(text: &str) -> bool {
     !text.starts_with(['-', '*', '|', '#'])
 }
@@ -84,8 +82,8 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// True if the text contains a YAML mapping on one line, such as `{name: main}`. A placeholder of `format!` is not a
-/// mapping, because no space follows its colon.
+/// True if the text has a YAML mapping on one line, such as `{name: main}`. Placeholders of `format!` are not mappings,
+/// because no space follows their colon.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text
         .split('{')
@@ -127,14 +125,14 @@ fn tokens(source: &str) -> Vec<Token> {
     .collect()
 }
 
-/// Reads a Rust file, and returns its comments and string literals. All other code is skipped.
+/// Finds the comments and string literals of a Rust file.
 struct Lexer<'a> {
     rest: &'a str,
     line: usize,
 }
 
 impl<'a> Lexer<'a> {
-    /// Removes the first `length` bytes of the unread text and returns them. Counts the lines in them.
+    /// Removes the next `length` bytes, returns them, and counts their lines.
     fn take(&mut self, length: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(length);
         self.line += taken.matches('\n').count();
@@ -154,8 +152,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The length in bytes of an opening such as `r#"`, if a raw string starts here. `None` if no raw string starts
-    /// here.
+    /// The length of an opening such as `r#"` in bytes, if a raw string starts here.
     fn raw_opening(&self) -> Option<usize> {
         let rest = self.rest.strip_prefix('r')?;
         let hashes = rest.len() - rest.trim_start_matches('#').len();
@@ -182,7 +179,7 @@ impl<'a> Lexer<'a> {
             is_end
         });
         let length = end.map_or(self.rest.len(), |(index, _)| index);
-        // A backslash at the end of a line continues the literal without the line break.
+        // A backslash at the end of a line removes the line break from the literal.
         let text = self.take(length).replace("\\\n", " ").replace("\\n", " ");
         self.take(usize::from(!self.rest.is_empty()));
         Token::Literal {
@@ -191,8 +188,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The length in bytes of the character literal that starts here. If the quote belongs to a lifetime, the length is
-    /// 1.
+    /// The length in bytes of the character literal that starts here. 1 if the quote belongs to a lifetime.
     fn quoted(&self) -> usize {
         let mut characters = self.rest.char_indices().skip(1);
         let first = characters.next();
@@ -229,7 +225,7 @@ impl Iterator for Lexer<'_> {
             } else {
                 next.len_utf8()
             };
-            // The `r` in `br"..."` begins a raw literal, but the last letter of a word does not.
+            // The `r` in `br"..."` begins a raw string, but an `r` at the end of another word does not.
             after_word = (next.is_alphanumeric() || next == '_') && next != 'b';
             self.take(length);
         }

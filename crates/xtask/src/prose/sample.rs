@@ -1,7 +1,6 @@
-//! A random choice that depends only on the seed: the same seed gives the same choice.
+//! A random choice that depends only on a seed.
 
-/// The random number generator SplitMix64 (Steele, Lea, Flood 2014). The same seed gives the same numbers on every
-/// machine.
+/// The random number generator SplitMix64 (Steele, Lea, Flood 2014), which gives the same numbers on every machine.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -13,7 +12,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A random number from 0 to `end` - 1. `end` must not be 0.
+    /// A random number from 0 to `end` - 1. `end` must be greater than 0.
     fn below(&mut self, end: usize) -> usize {
         // The remainder is less than `end`, so it fits into a usize.
         usize::try_from(self.next() % end as u64).unwrap_or_default()
@@ -30,8 +29,8 @@ impl Random {
     }
 }
 
-/// How many passages to take from each group so that the total is `count`. All groups have equal shares. If a group is
-/// smaller than its share, larger groups provide the rest.
+/// The number of items to choose from each group, `count` in total. The shares are equal, but a small group leaves the
+/// rest of its share to the others.
 pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
     let mut shares = vec![0; sizes.len()];
     let mut left = count.min(sizes.iter().sum());
@@ -52,7 +51,7 @@ mod tests {
 
     #[test]
     fn random_generator_matches_reference_values() {
-        // These are the first numbers of the reference implementation for the seed 1234567.
+        // The first numbers of the reference implementation for the seed 1234567.
         let mut random = Random(1_234_567);
         assert_eq!(random.next(), 6_457_827_717_110_365_317);
         assert_eq!(random.next(), 3_203_168_211_198_807_973);

@@ -1,10 +1,10 @@
-//! Words that docs/contributing/language.md replaces with other terms. Counts how often a text uses these words.
+//! Words that docs/contributing/language.md replaces, and how often a text uses them.
 
 use std::collections::BTreeMap;
 
 use super::passage::readable;
 
-/// A word or phrase of the old vocabulary, and the term to use instead. Each form of a word has its own row.
+/// A word or phrase of the old vocabulary, and the term that replaces it. Each form of a word has its own row.
 const OLD: &[(&str, &str)] = &[
     ("told", "reported, logged, recorded"),
     ("tell", "report, log, distinguish"),
@@ -86,21 +86,20 @@ const OLD: &[(&str, &str)] = &[
     ("come to their end", "complete"),
 ];
 
-/// The term to use instead of a word of the old vocabulary.
+/// The term that replaces a word of the old vocabulary.
 pub(crate) fn replacement(old: &str) -> Option<&'static str> {
     let row = OLD.iter().find(|(word, _)| *word == old);
     row.map(|(_, new)| *new)
 }
 
-/// Counts how often a text uses each word of the old vocabulary. Ignores code in backticks.
+/// Counts the words of the old vocabulary in a text, without code in backticks.
 pub(crate) fn uses(text: &str) -> BTreeMap<&'static str, usize> {
     let words = words(text);
     let counts = OLD.iter().map(|(old, _)| (*old, count(&words, old)));
     counts.filter(|(_, count)| *count > 0).collect()
 }
 
-/// The words of a text in lower case, without code. A space precedes and follows each word, so that a search finds only
-/// whole words.
+/// The words of a text in lower case, with a space before and after each word, so that a search finds whole words.
 fn words(text: &str) -> String {
     let prose: Vec<&str> = text.split('`').step_by(2).collect();
     let text = readable(&prose.join(" . ")).to_lowercase();

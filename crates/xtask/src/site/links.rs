@@ -1,23 +1,23 @@
-//! Finds links in Markdown, resolves them to paths of the repository, and translates them to paths of the site. Reads
-//! no files.
+//! Finds links in Markdown, resolves them to repository paths, and translates them to paths of the site. It reads no
+//! files.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 
-/// Folder of the pages in the repository. In the site, the pages are at the top level.
+/// Folder of the pages in the repository. The pages are at the top level of the site.
 const DOCS: &str = "docs/";
-/// Folder of the site that contains the files from all other folders of the repository.
+/// Folder of the site for files from all other folders of the repository.
 const OTHERS: &str = "repository/";
 
 /// The replacement for a link.
 pub(super) struct Change {
     pub(super) target: String,
-    /// The new text of the link, if its current text is the file name of a page, such as `tls.md`.
+    /// The new text of the link, if the current text is the file name of a page, such as `tls.md`.
     pub(super) title: String,
 }
 
-/// The path without `.` and `..`. `None` if it leads out of the repository.
+/// The path without `.` and `..`. `None` for a path outside of the repository.
 pub(super) fn normalized(path: &str) -> Option<String> {
     let mut parts = Vec::new();
     for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {
@@ -35,8 +35,8 @@ pub(super) fn folder(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// The path of a repository file in the sources of the site. If the file is no Markdown page and no picture, the path
-/// is that of a generated page that shows the file.
+/// The path of a repository file in the sources of the site. For a file that is neither a Markdown page nor a picture,
+/// the path of a generated page that shows the file.
 pub(super) fn in_site(path: &str) -> String {
     let place = match path.strip_prefix(DOCS) {
         Some(page) => page.to_owned(),
@@ -53,7 +53,7 @@ pub(super) fn is_page(path: &str) -> bool {
     ends_with(path, "md")
 }
 
-/// True for a picture, which a page shows.
+/// True for a picture, which pages show.
 pub(super) fn is_picture(path: &str) -> bool {
     ends_with(path, "svg")
 }
@@ -63,7 +63,7 @@ fn ends_with(path: &str, extension: &str) -> bool {
         .is_some_and(|(_, end)| end == extension)
 }
 
-/// The path of the HTML file that mdBook writes for a page. `README.md` becomes the index of its folder.
+/// The path of the HTML file that mdBook writes for a page. A `README.md` becomes the index of its folder.
 fn html(page: &str) -> String {
     let (folder, name) = page.split_at(folder(page).len());
     let stem = name.trim_end_matches(".md");
@@ -71,7 +71,7 @@ fn html(page: &str) -> String {
     format!("{folder}{stem}.html")
 }
 
-/// The relative link from a page to a file. Both paths are paths of the repository.
+/// The relative link from a page to a file. Both are repository paths.
 pub(super) fn link(page: &str, file: &str) -> String {
     let up = "../".repeat(in_site(page).matches('/').count());
     let place = in_site(file);
@@ -81,7 +81,7 @@ pub(super) fn link(page: &str, file: &str) -> String {
     format!("{up}{}", html(&place))
 }
 
-/// The targets of the links in a table of contents, as paths of the repository.
+/// The targets of the links in a table of contents, as repository paths.
 pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     changed(contents, |target| {
@@ -95,8 +95,7 @@ pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Returns the text with changed links: `change` returns the replacement for each link to another file. Links in code
-/// blocks are not changed.
+/// The text with the replacement from `change` for each link to another file. Links in code blocks are unchanged.
 pub(super) fn changed(
     text: &str,
     mut change: impl FnMut(&str) -> Result<Change>,

@@ -1,6 +1,6 @@
-//! Writes the sources of the site for mdBook. mdBook accepts only pages below one folder, so the pages and the files
-//! that they link to are copied into a folder, and their links are changed to the names of the copies. The links in
-//! docs therefore work on a code host and in the site.
+//! Writes the sources of the site. mdBook accepts only pages below one folder. The pages and the files to which they
+//! link are therefore copied, and the links are changed to the names of the copies. This way, links in docs work on a
+//! code host and in the site.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,19 +13,19 @@ use super::links::{
     Change, changed, folder, in_site, is_page, is_picture, link, listed, normalized,
 };
 
-/// The table of contents. Files that are linked but not listed there appear below the README of their folder.
+/// The table of contents. A linked file that is not listed in it appears below the README of its folder.
 const CONTENTS: &str = "docs/SUMMARY.md";
-/// The introduction. No other page appears below it, although it is a README.
+/// The introduction. It is a README, but no other page appears below it.
 const INTRODUCTION: &str = "docs/README.md";
-/// Settings, styles and scripts, which are copied unchanged.
+/// Settings, styles and scripts. They are copied unchanged.
 const SETTINGS: [(&str, &str); 3] = [
     ("docs/book.toml", "book.toml"),
     ("docs/site.css", "site.css"),
     ("docs/site.js", "site.js"),
 ];
 
-/// Writes the settings and pages of the repository `root` into `work`. Returns the repository paths of all pages. A
-/// file is written only if its content has changed.
+/// Writes the settings and pages of the repository `root` into `work`. Returns the repository paths of all pages.
+/// Unchanged files are not written.
 pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     for (from, to) in SETTINGS {
         put(&work.join(to), &read(root, from)?)?;
@@ -33,7 +33,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     let source = work.join("src");
     let contents = read(root, CONTENTS)?;
     let listed = listed(&contents)?;
-    // `all` begins with the pages in the table of contents. The loop adds the files that these pages link to.
+    // `all` begins with the pages in the table of contents. The loop adds the files to which these pages link.
     let mut all = listed.clone();
     let mut index = 0;
     while let Some(page) = all.get(index).cloned() {
@@ -74,7 +74,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The path of the file that a link leads to. If the link leads to a folder, the path is that of its README.
+/// The path of the file to which a link leads. For a folder, the path of its README.
 fn resolved(root: &Path, page: &str, target: &str) -> Result<String> {
     let path = normalized(&format!("{}{target}", folder(page)));
     let path = path.with_context(|| format!("{page}: {target} is outside of the repository"))?;
@@ -85,7 +85,7 @@ fn resolved(root: &Path, page: &str, target: &str) -> Result<String> {
     }
 }
 
-/// The README in the table of contents that is nearest above a file.
+/// The nearest README in the table of contents above a file.
 fn parent(file: &str, listed: &[String]) -> Result<String> {
     let mut place = folder(file);
     loop {
@@ -100,7 +100,7 @@ fn parent(file: &str, listed: &[String]) -> Result<String> {
     }
 }
 
-/// The title of a file in the table of contents: its first heading, or its name if it has no heading.
+/// The title of a file in the table of contents: its first heading, or else its name.
 fn title(root: &Path, file: &str) -> Result<String> {
     let name = &file[folder(file).len()..];
     if !is_page(file) {
@@ -111,7 +111,7 @@ fn title(root: &Path, file: &str) -> Result<String> {
     Ok(heading.unwrap_or(name).replace('`', ""))
 }
 
-/// Writes the table of contents of the site. `below` contains the additional entries below each listed page.
+/// The table of contents of the site. `below` contains the additional entries below each listed page.
 fn summary(contents: &str, below: &BTreeMap<String, Vec<String>>) -> Result<String> {
     let mut text = String::new();
     for line in contents.split_inclusive('\n') {
@@ -131,7 +131,7 @@ fn summary(contents: &str, below: &BTreeMap<String, Vec<String>>) -> Result<Stri
     Ok(text)
 }
 
-/// A page that shows the text of a file as a code block.
+/// A page that shows a file as a code block.
 fn shown(file: &str, text: &str) -> String {
     let name = &file[folder(file).len()..];
     let language = match name.rsplit_once('.') {
@@ -166,7 +166,7 @@ fn put(file: &Path, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Creates a repository with these files, and writes the sources of its site.
+    /// Creates a repository with these files and writes the sources of its site.
     fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Result<Vec<String>>) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");

@@ -1,5 +1,4 @@
-//! The jobs of `cargo xtask test`: one for each program with unit tests, and one for each end-to-end test. Starts no
-//! job.
+//! The jobs of `cargo xtask test`: one for each program with unit tests, and one for each end-to-end test.
 
 use std::path::Path;
 
@@ -7,16 +6,16 @@ use crate::pool::Job;
 use crate::previous::Commit;
 use crate::{checkout, image, libtest};
 
-/// Name of modules with end-to-end tests that break nodes. These tests run one by one, after the others.
+/// Modules with this name contain end-to-end tests that break nodes. These tests run one by one, after the others.
 pub(super) const ALONE: &str = "alone";
-/// Name of modules with end-to-end tests that must not run at the same time as each other.
+/// Modules with this name contain end-to-end tests of which only one may run at a time.
 const SERIAL: &str = "serial";
-/// Name of modules with end-to-end tests that run only with `--full`.
+/// Modules with this name contain end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
-/// Name of modules with end-to-end tests that run only with `--previous`.
+/// Modules with this name contain end-to-end tests that run only with `--previous`.
 pub(super) const PREVIOUS: &str = "previous";
 
-/// The job for the test program in a message of cargo. `None` if the message names no test program.
+/// The job for the test program in a message of cargo. `None` for a message without a test program.
 pub(super) fn unit_job(message: &str) -> Option<Job> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     if message["profile"]["test"] != true {
@@ -37,7 +36,7 @@ pub(super) fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // `cargo test` sets these variables too. Some tests need them.
+        // `cargo test` also sets these variables, and some tests need them.
         vars: vec![
             json_var(),
             (
@@ -53,7 +52,7 @@ pub(super) fn unit_job(message: &str) -> Option<Job> {
     })
 }
 
-/// The job of one end-to-end test. Each test runs in its own process, so that the longest test can start first.
+/// The job of one end-to-end test. Each test has its own process, so that the longest test can start first.
 pub(super) fn e2e_job(program: &Path, name: String) -> Job {
     Job {
         args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
@@ -76,12 +75,13 @@ fn json_var() -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-/// True if a test is in a module with this name.
+/// True if the test is in a module with this name.
 pub(super) fn is_in(module: &str, test: &str) -> bool {
     test.rsplit("::").skip(1).any(|part| part == module)
 }
 
-/// Why a selected end-to-end test does not run. `None` if it runs. `previous` is the commit of `--previous`.
+/// The reason why a selected end-to-end test does not run. `None` if it runs. `previous` is the commit of
+/// `--previous`.
 pub(super) fn why_omitted(name: &str, full: bool, previous: Option<&Commit>) -> Option<String> {
     if is_in(FULL, name) && !full {
         return Some("needs --full".to_owned());

@@ -1,27 +1,28 @@
-//! The addresses of a testbed: a network for pods, a network for Services, and a network for the link between the
-//! testbed and the host. All are in the IP family of the testbed.
+//! The IP addresses of a testbed: networks for pods, for Services, and for the link between the testbed and the host.
+//! All are in the IP family of the testbed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The number of a testbed's slot. Each testbed on the machine has a different slot, and so different addresses.
+/// The slot number of a testbed. Each testbed on the machine has a different slot, and therefore different IP
+/// addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot(pub(crate) u8);
 
 impl Slot {
-    /// An address in the pod network, which is `10.88.0.0/16` for slot 0.
+    /// An IP address in the pod network, which is `10.88.0.0/16` for slot 0.
     fn pods(self, third: u8, fourth: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 88 + self.0, third, fourth)
     }
 
-    /// An address in the Service network, which is `10.104.0.0/16` for slot 0.
+    /// An IP address in the Service network, which is `10.104.0.0/16` for slot 0.
     fn services(self, fourth: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 104 + self.0, 0, fourth)
     }
 
-    /// The addresses at both ends of the link between the testbed and the host: first the host, then the testbed.
+    /// The IP addresses of the link between the testbed and the host: first the host, then the testbed.
     fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
         (
             Ipv4Addr::new(10, 120, self.0, 1),
@@ -29,12 +30,12 @@ impl Slot {
         )
     }
 
-    /// Name of the network interface at the host's end of the link.
+    /// Name of the network interface of the link on the host.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
 
-    /// The networks of this slot, each with its prefix length: pods, Services, link to the host.
+    /// The networks of this slot, each with its prefix length: pods, Services, link.
     pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
         [
             (self.pods(0, 0), 16),
@@ -44,7 +45,7 @@ impl Slot {
     }
 }
 
-/// The IP family of a testbed. Pods and Services have addresses of this family only.
+/// The IP family of a testbed. Pods and Services have IP addresses of this family only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum IpFamily {
@@ -62,8 +63,8 @@ impl IpFamily {
         }
     }
 
-    /// The sysctl that makes the packet filter see the packets between ports of a bridge. It exists only if the kernel
-    /// module `br_netfilter` is loaded.
+    /// The sysctl that makes the packet filter process the packets between ports of a bridge. It exists only if the
+    /// kernel module `br_netfilter` is loaded.
     pub(crate) fn bridge_filter(self) -> &'static str {
         match self {
             Self::Ipv4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",
@@ -72,11 +73,11 @@ impl IpFamily {
     }
 }
 
-/// The first two groups of all IPv6 addresses of testbeds, in the range of unique local addresses (RFC 4193). The third
-/// group is the number of the slot.
+/// The first two groups of the IPv6 addresses of all testbeds, in the range of unique local addresses (RFC 4193). The
+/// third group is the slot number.
 const PREFIX: [u16; 2] = [0xfd65, 0x7462];
 
-/// The addresses of one testbed.
+/// The IP addresses of one testbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Addresses {
     pub(crate) slot: Slot,
@@ -89,9 +90,8 @@ enum Network {
     Link = 0,
     Pods = 1,
     Services = 2,
-    /// Network of the nodes' addresses, used with IPv6 only. With IPv4, nodes have addresses in the pod network. With
-    /// IPv6 this is impossible, because the CNI plugin `bridge` rejects a second address of the pod network on the
-    /// bridge.
+    /// The network of the nodes, for IPv6 only. With IPv4, nodes have IP addresses in the pod network. With IPv6, the
+    /// CNI plugin `bridge` rejects a second IP address of the pod network on the bridge.
     Nodes = 3,
 }
 
@@ -119,12 +119,12 @@ impl Addresses {
         }
     }
 
-    /// Address of the bridge that connects the pods. API server, DNS and object stores listen on it.
+    /// The IP address of the bridge that connects the pods. The API server, DNS and object stores listen on it.
     pub(crate) fn gateway(self) -> IpAddr {
         self.pods(0, 1)
     }
 
-    /// The address of the bridge in the form that URLs need.
+    /// The IP address of the bridge in the form for URLs.
     pub(crate) fn gateway_host(self) -> String {
         match self.gateway() {
             IpAddr::V4(address) => address.to_string(),
@@ -132,7 +132,7 @@ impl Addresses {
         }
     }
 
-    /// The address of a node.
+    /// The IP address of a node.
     pub(crate) fn node(self, index: u8) -> IpAddr {
         match self.family {
             IpFamily::Ipv4 => self.pods(0, 10 + index),
@@ -140,12 +140,12 @@ impl Addresses {
         }
     }
 
-    /// The first address that a pod can get.
+    /// The first IP address for pods.
     pub(crate) fn first_pod(self) -> IpAddr {
         self.pods(1, 0)
     }
 
-    /// An address in the Service network.
+    /// An IP address in the Service network.
     pub(crate) fn service(self, last: u8) -> IpAddr {
         match self.family {
             IpFamily::Ipv4 => self.slot.services(last).into(),
@@ -153,7 +153,7 @@ impl Addresses {
         }
     }
 
-    /// The addresses at both ends of the link between the testbed and the host: first the host, then the testbed.
+    /// The IP addresses of the link between the testbed and the host: first the host, then the testbed.
     pub(crate) fn uplink(self) -> (IpAddr, IpAddr) {
         match self.family {
             IpFamily::Ipv4 => {
@@ -167,7 +167,7 @@ impl Addresses {
         }
     }
 
-    /// The prefix length of the network of the link.
+    /// The prefix length of the link network.
     pub(crate) fn uplink_length(self) -> u8 {
         match self.family {
             IpFamily::Ipv4 => 30,
@@ -183,7 +183,7 @@ impl Addresses {
         }
     }
 
-    /// The prefix length of a network with only one address: 32 or 128.
+    /// The prefix length of a network with one IP address: 32 or 128.
     pub(crate) fn full_length(self) -> u8 {
         match self.family {
             IpFamily::Ipv4 => 32,
@@ -214,7 +214,7 @@ impl Addresses {
         all
     }
 
-    /// The network that contains every address of the IP family.
+    /// The network that contains every IP address of the family.
     pub(crate) fn everything(self) -> &'static str {
         match self.family {
             IpFamily::Ipv4 => "0.0.0.0/0",
@@ -222,7 +222,7 @@ impl Addresses {
         }
     }
 
-    /// The address with which a server listens on all addresses of the IP family.
+    /// A server that listens on this IP address accepts connections to all IP addresses of the family.
     pub(crate) fn unspecified(self) -> IpAddr {
         match self.family {
             IpFamily::Ipv4 => Ipv4Addr::UNSPECIFIED.into(),

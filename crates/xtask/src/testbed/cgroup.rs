@@ -1,6 +1,6 @@
 //! Control groups, versions 1 and 2. All processes of a testbed are in a control group that is named after the
-//! checkout. Each node and daemon has its own group below it. Commands kill all processes of a group, and never search
-//! for processes by name. A group is created before its first process starts.
+//! checkout, and each node and daemon has its own group below it. Commands kill the processes of a group, and never
+//! search for processes by name. A group is created before its first process starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const MOUNT: &str = "/sys/fs/cgroup";
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
-/// The control group trees that the kernel of this machine provides.
+/// The control group trees of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cgroups {
-    /// Version 1: one tree for each controller. The processes of a group are read from the tree `tracking`.
+    /// Version 1: one tree for each controller. `tracking` is the tree from which the processes of a group are read.
     V1 {
         trees: Vec<PathBuf>,
         tracking: PathBuf,
@@ -39,8 +39,8 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Symlinks such as cpu -> cpu,cpuacct are skipped. If the machine also mounts the version 2 tree, the tree
-            // is included, because container runtimes create groups in it too.
+            // Symlinks such as cpu -> cpu,cpuacct are skipped. A version 2 tree is included if it is mounted, because
+            // container runtimes create groups in it too.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
@@ -64,7 +64,7 @@ impl Cgroups {
         }
     }
 
-    /// The folder of the group in the tree from which the processes of a group are read.
+    /// The folder of the group in the tree from which its processes are read.
     pub(crate) fn tracking_folder(&self, group: &str) -> PathBuf {
         match self {
             Self::V1 { tracking, .. } => tracking.join(group),
@@ -72,7 +72,7 @@ impl Cgroups {
         }
     }
 
-    /// Creates a group with all controllers, which a kubelet needs to create its own groups below it.
+    /// Creates a group with all controllers, so that a kubelet can create groups below it.
     pub(crate) fn create(&self, group: &str) -> Result<()> {
         for tree in self.trees() {
             let mut path = tree.to_path_buf();
@@ -95,7 +95,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Creates a group without controllers, for the processes of one daemon.
+    /// Creates a group without controllers, for one daemon.
     pub(crate) fn create_leaf(&self, group: &str) -> Result<PathBuf> {
         let path = self.tracking_folder(group);
         fs::create_dir_all(&path)
@@ -103,14 +103,14 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// The processes in a group and in the groups below it.
+    /// The processes in a group and the groups below it.
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
         let mut found = Vec::new();
         collect(&self.tracking_folder(group), &mut found);
         found
     }
 
-    /// Kills all processes in a group and in the groups below it. Returns when they have ended.
+    /// Kills all processes in a group and the groups below it. Returns when they have ended.
     pub(crate) fn kill(&self, group: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -151,8 +151,8 @@ impl Cgroups {
     }
 }
 
-/// Kills a process if it is in the group. The pidfd is opened before the group is checked. Therefore the signal reaches
-/// only the checked process, and no new process that gets the same PID.
+/// Kills a process if it is in the group. The pidfd is opened before the check, so that the signal never reaches a
+/// later process with the same PID.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {
@@ -160,13 +160,12 @@ fn kill_member(group: &str, pid: i32) {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if is_member(&groups, group) {
-        // If the signal cannot be sent, the process has already ended.
+        // If this fails, the process has already ended.
         let _ = pidfd_send_signal(held, Signal::KILL);
     }
 }
 
-/// True if the process is in `group` or in a group below it, in any tree. `groups` is the content of
-/// `/proc/PID/cgroup`.
+/// True if the process is in `group` or a group below it, in any tree. `groups` is the content of `/proc/PID/cgroup`.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups
@@ -202,7 +201,7 @@ fn remove_tree(group: &Path) -> bool {
             remove_tree(&entry.path());
         }
     }
-    // `remove_dir` fails for the files in a group, which belong to the kernel and disappear with the group.
+    // The files in a group are not removed first, because the kernel removes them with the group.
     let _ = fs::remove_dir(group);
     !group.exists()
 }
@@ -221,8 +220,8 @@ fn copy_cpuset(group: &Path) {
     }
 }
 
-/// Version 2: enables the controllers for the groups below this group, one at a time. In one write, the kernel would
-/// reject all controllers if one of them is not available.
+/// Version 2: enables the controllers for the groups below this group, in separate writes. The kernel rejects a whole
+/// write if one of its controllers is not available.
 fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {

@@ -28,7 +28,7 @@ pub(crate) fn stop_daemon(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts a daemon of the control plane if it is not running, and waits until the control plane is ready.
+/// Starts a daemon of the control plane if it is not running. Waits until the control plane is ready.
 pub(crate) fn start_daemon(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -58,7 +58,7 @@ fn known_daemon(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts all nodes and daemons that are not running, and resets the DNS cache to its default.
+/// Starts all stopped nodes and daemons, and resets the DNS cache to its default.
 pub(crate) fn mend() -> Result<()> {
     for name in control::DAEMONS {
         let runs = control::daemon_runs(&Testbed::running()?, name);
@@ -103,7 +103,7 @@ pub(crate) fn exec(words: &[String]) -> Result<()> {
     shell::inherit(&mut command)
 }
 
-/// A text about the daemons, nodes and pods of the testbed.
+/// A description of the testbed's daemons, nodes and pods.
 pub(crate) fn status() -> Result<String> {
     let testbed = Testbed::running()?;
     let mut lines = vec![

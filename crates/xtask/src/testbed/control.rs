@@ -1,5 +1,5 @@
-//! The control plane and the daemons that all nodes share: etcd, API server, controller manager, scheduler, kube-proxy,
-//! DNS, object stores.
+//! The control plane and the daemons that all nodes share: etcd, API server, controller manager, scheduler,
+//! kube-proxy, DNS, object stores.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use crate::checkout;
 
 pub(crate) mod stores;
 
-/// The names of the control plane's daemons, in the order in which they start.
+/// The daemons of the control plane, in the order of their start.
 pub(crate) const DAEMONS: &[&str] = &[
     "etcd",
     "kube-apiserver",
@@ -30,8 +30,7 @@ pub(crate) const DAEMONS: &[&str] = &[
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
-/// The last byte of the API server's address in the Service network. The constant below is the last byte of the DNS
-/// server's address.
+/// The last byte of the API server's IP address in the Service network. The next constant is the last byte for DNS.
 const API_SERVICE: u8 = 1;
 const DNS_SERVICE: u8 = 10;
 
@@ -76,7 +75,7 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kubeconfig that contains the certificate and key themselves, not their paths. The file can be copied
+/// Writes a kubeconfig that contains the certificate and key instead of their paths, so that the file can be copied
 /// elsewhere.
 fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
     let pki = testbed.run_folder.join("pki");
@@ -103,7 +102,7 @@ fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// Starts the API server, and etcd for its data.
+/// Starts etcd and the API server.
 pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
     start_etcd(testbed)?;
     start_api_server(testbed)
@@ -111,7 +110,7 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
-    // The etcd of the control plane runs without fsync, because its data need not survive a crash of the machine.
+    // This etcd runs without fsync, because its data need not survive a crash of the machine.
     start(
         testbed,
         "etcd",
@@ -155,7 +154,7 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Starts the object stores, and all daemons that are clients of the API server.
+/// Starts the object stores and all clients of the API server.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
     start_controller_manager(testbed)?;
     start_scheduler(testbed)?;
@@ -205,11 +204,11 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
-        // minSyncPeriod: kube-proxy applies changes of Services at once, as with nftables or eBPF. The default (also
-        // with 0) is one second, which would be added to every measurement that waits for a Service.
+        // minSyncPeriod: kube-proxy applies changes of Services at once, as with nftables or eBPF. The default, also
+        // for 0, is one second, which would be added to every measurement that waits for a Service.
         //
-        // masqueradeAll: pods share a bridge. Without br_netfilter, a response would take the direct path and bypass
-        // the address translation.
+        // masqueradeAll: pods share a bridge. Without br_netfilter, a response would take the direct path, without the
+        // address translation.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(
@@ -234,7 +233,7 @@ pub(crate) fn daemon_runs(testbed: &Testbed, name: &str) -> bool {
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts a daemon that was stopped, with its usual configuration.
+/// Starts a stopped daemon with its usual configuration.
 pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     match name {
         "etcd" => start_etcd(testbed),
@@ -250,9 +249,9 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     }
 }
 
-/// Restarts the clients of the API server after an outage. In other clusters, the kubelet restarts these clients,
-/// because they lose their lease or fail their liveness probe. Without a restart, their watches may deliver no events
-/// for minutes, and the scheduler then exits ("scheduler cache is corrupted").
+/// Restarts the clients of the API server after an outage. In other clusters, the kubelet restarts them, because they
+/// lose their lease or fail their liveness probe. Without a restart, their watches may deliver no events for minutes,
+/// and the scheduler then exits ("scheduler cache is corrupted").
 pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     for name in [
         "kube-controller-manager",
@@ -266,7 +265,7 @@ pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// If a node does not update its status for this time, Kubernetes treats it as lost. The default of Kubernetes is 50 s.
+/// Kubernetes treats a node as lost if it does not update its status for this time. The default of Kubernetes is 50 s.
 const NODE_GRACE: &str = "20s";
 
 fn start_dns(testbed: &Testbed) -> Result<()> {
@@ -279,7 +278,7 @@ fn start_dns(testbed: &Testbed) -> Result<()> {
     start(testbed, "coredns", "coredns", "-conf=${RUN}/Corefile")
 }
 
-/// Restarts DNS with the cache setting in the state file. The restart also empties the cache.
+/// Restarts DNS with the cache setting in the state file. This empties the cache.
 pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
     testbed.cgroups.kill(&group_of("control/coredns"))?;
     start_dns(testbed)?;
@@ -290,8 +289,8 @@ pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // Shortly after its start, the API server may reject the objects, because it has not created its address ranges and
-    // roles yet. The requests are therefore retried.
+    // The requests are retried, because shortly after its start, the API server may lack its IP address ranges and
+    // roles, and then rejects the objects.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {
@@ -316,7 +315,7 @@ pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
     })
 }
 
-/// True if CoreDNS is ready, which means that it has read the Services of the cluster.
+/// True if CoreDNS has read the Services of the cluster.
 fn is_ready(gateway: IpAddr) -> bool {
     use std::io::{Read as _, Write as _};
     let ask = || -> std::io::Result<bool> {
@@ -375,7 +374,7 @@ pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     })
 }
 
-/// The address that pods use as their DNS server.
+/// The IP address of the DNS server for pods.
 pub(crate) fn dns_address(testbed: &Testbed) -> String {
     testbed.state.addresses().service(DNS_SERVICE).to_string()
 }

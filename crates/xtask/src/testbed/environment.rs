@@ -1,5 +1,4 @@
-//! The environment of a running testbed: the addresses and credentials that programs need to use it, as environment
-//! variables.
+//! The environment variables with the addresses and credentials of a running testbed.
 
 use std::path::{Path, PathBuf};
 
@@ -98,7 +97,7 @@ impl Env {
     }
 }
 
-/// The PATH `path` with `dir` as its first entry. If `path` already contains `dir`, that entry is removed.
+/// `path` with `dir` as its first entry. An existing entry `dir` is removed.
 fn with_first(dir: &str, path: &str) -> String {
     let rest = path
         .split(':')

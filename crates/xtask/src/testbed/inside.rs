@@ -1,5 +1,5 @@
 //! The process, mount and network namespaces of the testbed. When their init process ends, the kernel kills all other
-//! processes in them. It then removes the mounts, the network links and the packet filter rules.
+//! processes in them, and removes the mounts, network links and packet filter rules.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::{progress, shell};
 /// The process name of the init program.
 const INIT: &str = "testbed-init";
 
-/// The namespaces of a testbed, which are found through their init process.
+/// The namespaces of a testbed. They are found through their init process.
 #[derive(Debug)]
 pub(crate) struct Inside {
     init: Identity,
@@ -28,24 +28,24 @@ pub(crate) struct Inside {
     started: Mutex<Vec<Started>>,
 }
 
-/// A daemon that this command has started and that should run until the testbed is taken down.
+/// A daemon that this command has started and that runs until the testbed is stopped.
 #[derive(Debug)]
 struct Started {
     daemon: Daemon,
-    /// True if the daemon has already been restarted once.
+    /// True if the daemon has been restarted once.
     restarted: bool,
 }
 
-/// If a daemon ends, the error shows this many lines of its log.
+/// The number of log lines in the error of a daemon that has ended.
 const LAST_LINES: usize = 8;
 
-/// Closes inherited file descriptors in a shell. Otherwise a daemon could hold a lock of the caller after the caller
+/// Closes inherited file descriptors in a shell. Otherwise a daemon could keep a lock of the caller after the caller
 /// has ended.
 const CLOSE_INHERITED: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
 
 impl Inside {
-    /// Creates the namespaces. Their init process first joins the control group, so that all processes of the testbed
-    /// are in it.
+    /// Creates the namespaces. Their init process first joins the control group, so that the group contains all
+    /// processes of the testbed.
     pub(crate) fn begin(
         cgroups: &Cgroups,
         group: &str,
@@ -92,7 +92,7 @@ impl Inside {
         Ok(Self::of(init, run_folder, bin))
     }
 
-    /// The namespaces that belong to a running init process.
+    /// The namespaces of a running init process.
     pub(crate) fn of(init: Identity, run_folder: &Path, bin: &Path) -> Self {
         Self {
             init,
@@ -106,8 +106,7 @@ impl Inside {
         self.init
     }
 
-    /// A command that runs in the namespaces. Its environment contains only the variables that the programs of the
-    /// testbed need.
+    /// A command that runs in the namespaces. Its environment contains only what the programs of the testbed need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -122,13 +121,13 @@ impl Inside {
         command
     }
 
-    /// Runs a shell script in the namespaces, and waits until it ends.
+    /// Runs a shell script in the namespaces.
     pub(crate) fn script(&self, script: &str) -> Result<String> {
         shell::output(self.command("sh").args(["-euc", script]))
     }
 
-    /// Starts a daemon in the namespaces and in its own control group. The output goes to `logs/NAME.log`. If the
-    /// daemon ends later, [`Inside::restart_ended`] restarts it.
+    /// Starts a daemon in the namespaces and in its own control group. Its output goes to `logs/NAME.log`.
+    /// [`Inside::restart_ended`] restarts the daemon if it ends.
     pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: Daemon) -> Result<()> {
         let mut started = self.started()?;
         self.launch(cgroups, &daemon)?;
@@ -140,7 +139,7 @@ impl Inside {
         Ok(())
     }
 
-    /// Restarts each daemon that has ended, if this command has started it. A daemon is restarted only once.
+    /// Restarts each daemon that this command has started and that has ended. A daemon is restarted only once.
     ///
     /// # Errors
     /// Fails if a daemon has ended for the second time. The error contains the last lines of its log.
@@ -197,7 +196,7 @@ impl Inside {
             .arg(daemon.umask)
             .arg(self.log(&daemon.name))
             .args(&daemon.command);
-        // The shell starts the daemon and ends at once, so the init process becomes the parent of the daemon.
+        // The shell starts the daemon and ends at once, so that the init process becomes the parent of the daemon.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
         Ok(())
@@ -227,15 +226,15 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// True if the process is PID 1 of its namespace, and already runs the init program. Before it runs the init program,
-/// `/proc` may not be mounted for the namespace yet.
+/// True if the process is PID 1 of its namespace and already runs the init program. Before that, `/proc` may not be
+/// mounted in the namespace.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     name.trim() == INIT && is_first(&status)
 }
 
-/// True if the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
+/// True if this content of `/proc/PID/status` shows PID 1 in the innermost namespace.
 fn is_first(status: &str) -> bool {
     status
         .lines()

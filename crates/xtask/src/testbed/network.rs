@@ -1,6 +1,6 @@
-//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace, and a link connects
-//! this namespace to the host. The host has routes over this link to the pods, the Services, the API server and S3. The
-//! packet filter of the host is not changed.
+//! The network links, IP addresses and mounts of a testbed. A link connects the network namespace of the testbed to
+//! the host. The host has routes over this link to the pods, the Services, the API server and S3. The packet filter of
+//! the host is not changed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,16 +14,15 @@ use super::Testbed;
 use super::addresses::{Addresses, IpFamily, Slot};
 use crate::shell;
 
-/// The folder in which the controller manager creates volumes. Its code contains this path, so the path cannot be
-/// configured.
+/// The folder in which the controller manager creates volumes. The path is not configurable.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
 /// Mount points of the namespace that the host may lack. They are created before the mount, and removed later if they
 /// are empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
-/// Sysctls that a kubelet sets, with their values. They apply to the whole host. So in the namespace, a file with the
-/// value is mounted over each sysctl, and the values of the host do not change.
+/// Sysctls of the whole host that a kubelet sets, with their values. In the namespace, a file with the value is
+/// mounted over each sysctl, so that the host keeps its values.
 const SYSCTLS: &[(&str, &str)] = &[
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -33,7 +32,7 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Creates the links, addresses, routes and mounts of the testbed.
+/// Creates the links, IP addresses, routes and mounts of the testbed.
 pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     let addresses = testbed.state.addresses();
     let (near, far) = addresses.uplink();
@@ -59,8 +58,8 @@ pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     host(&routes.collect::<String>())
 }
 
-/// The option of `ip address add` that makes an address usable at once. Without it, the kernel first searches about a
-/// second for a duplicate of an IPv6 address.
+/// The option of `ip address add` that makes an IP address usable at once. Without it, the kernel first searches for a
+/// duplicate IPv6 address, which takes about a second.
 fn no_dad(addresses: Addresses) -> &'static str {
     match addresses.family {
         IpFamily::Ipv4 => "",
@@ -95,7 +94,7 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
         filter = addresses.family.bridge_filter()
     );
     for index in 0..nodes {
-        // Writing to a String cannot fail, so the result is ignored.
+        // A write to a `String` cannot fail.
         let _ = writeln!(
             script,
             "ip address add {}/{} dev cni0{no_dad}",
@@ -120,7 +119,7 @@ fn mounts(run_folder: &Path) -> String {
     );
     for (name, value) in SYSCTLS {
         let file = name.replace('/', ".");
-        // Writing to a String cannot fail, so the result is ignored.
+        // A write to a `String` cannot fail.
         let _ = writeln!(
             script,
             "if [ -e /proc/sys/{name} ]; then echo {value} >{run}/sysctl/{file}; mount --bind {run}/sysctl/{file} /proc/sys/{name}; fi"
@@ -129,21 +128,21 @@ fn mounts(run_folder: &Path) -> String {
     script
 }
 
-/// Removes the mount points that [`create`] has created on the host. Call it only if no other testbed is up: the
-/// removal of a folder also removes the mounts on it in every namespace.
+/// Removes the mount points that [`create`] has created on the host. Call it only if no other testbed is up, because
+/// the removal of a folder removes its mounts in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // `remove_dir` removes the folder only if it is empty. A folder with files belongs to the host.
+        // `remove_dir` removes only empty folders. A folder with files belongs to the host.
         let _ = fs::remove_dir(folder);
     }
 }
 
-/// Removes the link to the host after the last process of the testbed has ended. Its routes are removed with it.
+/// Removes the link to the host, with its routes, after the last process of the testbed has ended.
 pub(crate) fn remove(slot: Slot) -> Result<()> {
     let interface = slot.interface();
     let exists = || Path::new("/sys/class/net").join(&interface).exists();
     if exists() {
-        // The kernel may be removing the link already, so an error is ignored.
+        // An error is ignored, because the kernel may already be removing the link.
         let _ = shell::output(Command::new("ip").args(["link", "delete", &interface]));
     }
     shell::wait_for(
@@ -153,8 +152,8 @@ pub(crate) fn remove(slot: Slot) -> Result<()> {
     )
 }
 
-/// Fails if a file system is still mounted below the run folder, because deleting the run folder would delete the files
-/// of the mounted file system.
+/// Fails if a file system is mounted below the run folder, because the removal of the folder would delete the files of
+/// this file system.
 pub(crate) fn refuse_mounts_below(run_folder: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let below = mounts_below(&mounts, &run_folder.display().to_string());
@@ -176,8 +175,7 @@ fn mounts_below<'a>(mounts: &'a str, folder: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Removes the proxy variables from the environment of the command, because the addresses of the testbed must be
-/// reached directly.
+/// Removes the proxy variables from the environment of the command, because the testbed must be reached directly.
 pub(crate) fn without_proxy(command: &mut Command) {
     for name in [
         "HTTP_PROXY",

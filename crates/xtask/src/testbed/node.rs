@@ -1,5 +1,5 @@
 //! The nodes of the testbed. Each node has its own container runtime and kubelet, with separate folders, sockets and
-//! control groups. Commands can kill a node and start it again.
+//! control groups. Nodes can be killed and started again.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ const OWN_LIB: &str = "mount --make-private /var/lib/kubelet
     exec \"$@\"";
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
-/// Starts the container runtime of a node, and loads the images that the node lacks.
+/// Starts the container runtime of a node, and loads the missing images.
 pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
@@ -59,7 +59,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // While this node was down, other nodes may have loaded more images, so it loads them now.
+    // Other nodes may have loaded more images while this node was down.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -70,7 +70,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Loads the images that xtask built after the node was started. Does nothing if the node is down.
+/// Loads the images that xtask built after the start of the node. Does nothing if the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
@@ -145,8 +145,8 @@ pub(crate) fn load_image(
     import(testbed, index, archive, &present)
 }
 
-/// Removes images of the operators whose archives no longer exist. Otherwise they would fill the disk, because every
-/// change of the code creates a new image.
+/// Removes images of the operators whose archives no longer exist. They would fill the disk, because every change of
+/// the code creates a new image.
 fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {
@@ -164,7 +164,7 @@ fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> 
     Ok(())
 }
 
-/// Kills the kubelet, the container runtime and all containers of a node, as in a power failure.
+/// Kills the kubelet, the container runtime and all containers of a node, like a power failure.
 pub(crate) fn kill(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -192,7 +192,7 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// True if all daemons of a node are running.
+/// True if all daemons of the node run.
 pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
     DAEMONS
         .iter()
@@ -204,7 +204,7 @@ fn daemon_runs(testbed: &Testbed, name: &str, daemon: &str) -> bool {
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts the daemons of a node that are not running. Waits until the node is ready.
+/// Starts the stopped daemons of a node, and waits until the node is ready.
 pub(crate) fn start(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -233,7 +233,7 @@ fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
             let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
                 return false;
             };
-            // Both times are in UTC and in the format of RFC 3339, so they can be compared as text.
+            // Both times are in UTC and in the format of RFC 3339, so that they can be compared as text.
             matches!(text.split_once(' '), Some(("True", heartbeat)) if heartbeat.trim() >= begun)
         },
     )
@@ -271,7 +271,7 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
 }
 
 fn socket(name: &str) -> String {
-    // The path of the socket is below the testbed's own /run, because the kernel limits the length of a socket path.
+    // The socket is below the testbed's own /run, because the kernel limits the length of a socket path.
     format!("/run/{name}/containerd.sock")
 }
 
@@ -310,7 +310,7 @@ fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result
     Ok(())
 }
 
-/// The names of the images in an archive. They are in its manifest, which is the last file of the archive.
+/// The names of the images in an archive, from its manifest, which is the last file of the archive.
 fn names_in(archive: &Path) -> Result<Vec<String>> {
     let mut tar =
         tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
@@ -332,8 +332,8 @@ fn names_in(archive: &Path) -> Result<Vec<String>> {
     bail!("{}: no manifest.json", archive.display())
 }
 
-/// Writes the CNI configuration. All nodes use the same configuration and the same store of addresses, so that no two
-/// pods get the same address.
+/// Writes the CNI configuration. All nodes share the configuration and the store of IP addresses, so that each pod
+/// gets a different IP address.
 fn write_network(testbed: &Testbed) -> Result<()> {
     let addresses = testbed.state.addresses();
     let run = &testbed.run_folder;
@@ -424,7 +424,7 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Each kubelet has its own folder for pod logs, because it removes logs of pods that it does not know.
+        // Each kubelet has its own folder for pod logs, because it removes the logs of pods that it does not know.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {

@@ -1,5 +1,5 @@
 //! Keys and certificates of the control plane: one CA, P-256 keys, and a certificate for each program. Each `testbed
-//! up` creates new ones. No other cluster accepts them.
+//! up` creates new ones, which no other cluster accepts.
 
 use std::fs;
 use std::net::IpAddr;
@@ -59,14 +59,14 @@ impl rcgen::SigningKey for Key {
     }
 }
 
-/// A CA that writes its own certificate and all signed certificates into one folder.
+/// A CA that writes all certificates into one folder.
 pub(crate) struct Authority<'a> {
     folder: &'a Path,
     issuer: Issuer<'static, Key>,
 }
 
 impl<'a> Authority<'a> {
-    /// Creates a CA, and writes its certificate `ca.crt` and key `ca.key` into the folder.
+    /// Creates a CA, and writes its certificate `ca.crt` and key `ca.key`.
     pub(crate) fn new(folder: &'a Path) -> Result<Self> {
         let key = Key::new();
         let mut params = parameters("testbed", &[], &key);
@@ -88,7 +88,7 @@ impl<'a> Authority<'a> {
         })
     }
 
-    /// Writes `NAME.crt` and `NAME.key` for a client. The API server takes `user` and `groups` from this certificate.
+    /// Writes `NAME.crt` and `NAME.key` for a client. The API server reads `user` and `groups` from the certificate.
     pub(crate) fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(user, groups, &key);
@@ -121,7 +121,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Writes `NAME.key` and `NAME.pub`, a key pair that signs ServiceAccount tokens.
+/// Writes `NAME.key` and `NAME.pub`, the keys for ServiceAccount tokens.
 pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     let key = Key::new();
     key.write(folder, name)?;

@@ -1,12 +1,11 @@
-//! Identifies a process by its PID and its start time. The PID alone is not sufficient, because the kernel assigns the
-//! PID of an ended process again.
+//! Identifies a process by its PID and start time, because the kernel assigns the PID of an ended process again.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// The PID and start time of a process. Another process with the same PID has another start time.
+/// The PID and start time of a process. A later process with the same PID has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) pid: i32,
@@ -28,14 +27,14 @@ impl Identity {
         Self::of(i32::try_from(std::process::id()).context("PID")?)
     }
 
-    /// True if this process, and not a later process with its PID, is running.
+    /// True if this process is running, and not a later process with its PID.
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == self)
     }
 }
 
 /// The start time of a process: the 22nd field of `/proc/PID/stat`. `None` for a zombie. The second field is the
-/// process name in parentheses. The name can itself contain parentheses and spaces.
+/// process name in parentheses, which can itself contain parentheses and spaces.
 fn start_time(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
     let state = fields.next()?;

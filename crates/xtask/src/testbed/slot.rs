@@ -1,6 +1,5 @@
-//! Slots: each running testbed on the machine has a slot with a different number, and the number determines the
-//! addresses of the testbed. A testbed claims a slot with a file, which contains the run folder and the process that
-//! has claimed the slot.
+//! Slots: each running testbed on the machine has a different slot number, which determines its IP addresses. A
+//! testbed claims a slot with a file that contains its run folder and the claiming process.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -15,7 +14,7 @@ use super::process::Identity;
 use super::state::State;
 use crate::{checkout, shell};
 
-/// Maximum number of concurrent testbeds on one machine.
+/// The maximum number of concurrent testbeds on one machine.
 const SLOTS: u8 = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,7 +24,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// True if the testbed that made this claim is up or starting.
+    /// True if the testbed of this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)
@@ -33,7 +32,7 @@ impl Claim {
     }
 }
 
-/// Claims the first free slot. A slot is free if no other testbed holds it, and the host has no routes to its networks.
+/// Claims the first slot that no other testbed holds, and to whose networks the host has no routes.
 pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let folder = checkout::slots_folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! The state of a testbed between commands: a JSON file in the run folder. Each change replaces the file atomically.
+//! The state of a testbed between commands: a JSON file in the run folder, which each change replaces atomically.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,9 +14,10 @@ use super::process::Identity;
 pub(crate) struct State {
     pub(crate) slot: Slot,
     pub(crate) boot: String,
-    /// The init process of the testbed's namespaces. When it ends, the kernel kills all other processes of the testbed.
+    /// The init process of the testbed's namespaces. When it ends, the kernel kills all other processes of the
+    /// testbed.
     pub(crate) init: Option<Identity>,
-    /// True if all nodes and daemons of the testbed have started.
+    /// True if all nodes and daemons have started.
     pub(crate) ready: bool,
     pub(crate) dns: super::Dns,
     /// The minor version of Kubernetes, such as `1.36`.
@@ -29,7 +30,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The addresses of the testbed.
+    /// The IP addresses of the testbed.
     pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
             slot: self.slot,
@@ -37,7 +38,7 @@ impl State {
         }
     }
 
-    /// Reads the state file of the testbed. `None` if the file does not exist.
+    /// Reads the state file. `None` if the file does not exist.
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
@@ -56,13 +57,13 @@ impl State {
         fs::rename(&temporary, &file).with_context(|| file.display().to_string())
     }
 
-    /// True if the init process of the testbed is running.
+    /// True if the init process of the testbed runs.
     pub(crate) fn is_alive(&self) -> bool {
         self.boot == boot() && self.init.is_some_and(Identity::is_alive)
     }
 }
 
-/// The boot ID, which the kernel creates anew at each boot of the machine.
+/// The boot ID, which differs after each boot of the machine.
 pub(crate) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()
@@ -70,7 +71,7 @@ pub(crate) fn boot() -> String {
         .to_owned()
 }
 
-/// Locks the testbed, so that only one command changes it at a time.
+/// Locks the testbed, so that only one command at a time changes it.
 pub(crate) fn lock(run_folder: &Path) -> Result<File> {
     let path = run_folder.with_extension("lock");
     if let Some(parent) = path.parent() {

@@ -1,5 +1,5 @@
-//! Checks of the repository that run as unit tests: the length of files and functions, the names of tests, and
-//! references in documents.
+//! Checks of the repository that run as unit tests: lengths of files and functions, names of tests, and references in
+//! documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,13 +25,13 @@ use crate::prose::in_backticks;
 const FUNCTION_BUDGET: usize = 100;
 /// The maximum number of lines in a file, with blank lines, comments and inline tests (CONTRIBUTING.md).
 const FILE_BUDGET: usize = 500;
-/// The maximum number of lines in a file that contains only tests, with blank lines and comments.
+/// The maximum number of lines in a file with only tests, with blank lines and comments.
 const TEST_FILE_BUDGET: usize = 600;
 
-/// The maximum number of lines of all files in `crates/cluster`, without tests (ADR 25).
+/// The maximum total number of lines in `crates/cluster`, without tests (ADR 25).
 const CLUSTER_BUDGET: usize = 19_000;
 
-/// Adds all files below `directory` with this extension to `found`. Hidden directories and `target` are skipped.
+/// Adds all files below `directory` with this extension to `found`, except those in hidden directories and `target`.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -58,7 +58,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The maximum number of lines that the file may have.
+/// The maximum number of lines in this file.
 fn budget(path: &Path) -> usize {
     if is_test_file(path) {
         TEST_FILE_BUDGET
@@ -67,14 +67,14 @@ fn budget(path: &Path) -> usize {
     }
 }
 
-/// True for a module `tests`, and for files below such a module or a directory `tests`.
+/// True for a module `tests`, and for files below such a module or below a directory `tests`.
 fn is_test_file(path: &Path) -> bool {
     let is_tests = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
     let mut below_root = path.strip_prefix(root()).unwrap().iter();
     below_root.any(is_tests)
 }
 
-/// The texts in backticks that have the form of test names: lower case, with underscores.
+/// The texts in backticks that look like test names: lower case, with underscores.
 fn named_tests(line: &str) -> Vec<&str> {
     in_backticks(line)
         .filter(|name| {
@@ -104,7 +104,7 @@ fn tests(sources: &[(PathBuf, String)]) -> BTreeSet<&str> {
     names
 }
 
-/// The name of the function whose signature begins on this line. `None` if no function begins here.
+/// The name of the function that begins on this line. `None` if no function begins here.
 fn function(line: &str) -> Option<&str> {
     let words = ["pub(crate) ", "pub(super) ", "pub ", "const ", "async "];
     let mut line = line.trim_start();
@@ -114,8 +114,8 @@ fn function(line: &str) -> Option<&str> {
     line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// The functions in a source, each with its number of code lines. A function ends at the closing brace that has the
-/// same indentation as its first line, because rustfmt formats it so.
+/// The functions in a source, each with its number of code lines. rustfmt gives the closing brace of a function the
+/// indentation of its first line.
 fn lengths(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -126,7 +126,7 @@ fn lengths(text: &str) -> Vec<(&str, usize)> {
             .clone()
             .find(|line| line.ends_with(['{', ';', '}']));
         if last.is_none_or(|last| !last.ends_with('{')) {
-            // The function has no body, or its whole body is on this line, so it is not too long.
+            // The function has no body, or its whole body is on this line.
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -205,8 +205,7 @@ fn functions_are_within_line_limit() {
     );
 }
 
-/// Modules for tests that several modules share. All other modules that are only for tests must be below a module
-/// `tests`.
+/// Modules for tests that several modules share. All other test modules must be below a module `tests`.
 const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
 
 #[test]
@@ -228,8 +227,7 @@ fn test_modules_are_below_module_tests() {
 
 #[test]
 fn doc_comments_contain_no_rust_code() {
-    // rustdoc's tests are turned off in every crate. Code in a doc comment would therefore never be compiled, and is
-    // not allowed.
+    // Doc tests are turned off in every crate, so Rust code in a doc comment would never be compiled.
     let found: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| has_rust_code(text))
@@ -238,7 +236,7 @@ fn doc_comments_contain_no_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// True if a doc comment contains a block of Rust code. A block without a language is also Rust.
+/// True if a doc comment contains a block of Rust code. A block without a language is Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -247,7 +245,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Fences alternate: one begins a block, the next ends it. Only a fence that begins a block names a language.
+    // Fences alternate: one begins a block, the next ends it. Only the first of them names a language.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -266,8 +264,8 @@ fn every_file_has_module_documentation() {
     );
 }
 
-/// The minimum number of words in a test name. Shorter names in backticks are skipped, because they can also be fields,
-/// labels or functions.
+/// The minimum number of words in a test name. Shorter names in backticks are skipped, because they can also be
+/// fields, labels or functions.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 #[test]
@@ -298,8 +296,8 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn banned_names_of_coreos_operator_are_not_used() {
-    // coreos/etcd-operator uses such names, and this project does not. Comments may quote them, so the test skips
-    // comments.
+    // coreos/etcd-operator uses such names, and this project does not. Comments are skipped, because they may quote
+    // the names.
     let banned = [
         "fn get_",
         "struct ClusterManager",
@@ -314,7 +312,7 @@ fn banned_names_of_coreos_operator_are_not_used() {
             let lines = text
                 .lines()
                 .map(str::trim_start)
-                // The crate azure_core defines a method with this name in a trait, so the name cannot be changed.
+                // This name comes from a trait of the crate azure_core.
                 .filter(|line| !line.starts_with("//") && !line.contains("fn get_token("));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
             hits.map(|line| format!("{}: {line}", path.display()))

@@ -1,5 +1,4 @@
-//! The manual restore with which `bench restore` compares the operator, and the creation of the backup that both
-//! restore.
+//! The manual restore with which `bench restore` compares the restore operator, and the backup that both restore.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,7 +40,7 @@ pub(crate) async fn flush_disk() -> Result<()> {
     Ok(())
 }
 
-/// The path of a program of the measured etcd version, in the cache of the testbed.
+/// The path of an etcd program, such as `etcdutl`, of version [`MINOR`] in the cache of the testbed.
 fn program(name: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -50,7 +49,7 @@ fn program(name: &str) -> Result<PathBuf> {
     let prefix = format!("etcd-{MINOR}-");
     let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
     let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    let found = found.with_context(|| format!("the testbed's cache contains no {prefix}*"))?;
+    let found = found.with_context(|| format!("the cache of the testbed contains no {prefix}*"))?;
     Ok(found.path().join(name))
 }
 
@@ -116,10 +115,10 @@ impl Running {
     }
 }
 
-/// Fills a local etcd with incompressible values, and uploads its snapshot.
+/// Writes random values, which do not compress, to a local etcd, and uploads its snapshot.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // etcd keeps its recent log entries in memory. A short log limits the memory that large values use.
+    // etcd keeps recent log entries in memory. With large values these entries are large, so the log is kept short.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;
@@ -151,7 +150,7 @@ pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     bucket.upload(KEY, &file).await
 }
 
-/// Runs the manual restore: download, `etcdutl snapshot restore`, start of etcd.
+/// Restores the backup without an operator: downloads the backup, runs `etcdutl snapshot restore`, and starts etcd.
 pub(crate) async fn by_hand(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -188,7 +187,7 @@ pub(crate) async fn by_hand(
     })
 }
 
-/// Downloads the backup with the AWS command line and its default settings.
+/// Downloads the backup with `aws s3 cp` and its default settings.
 fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
     let fetched = Command::new(aws)
         .args([

@@ -1,4 +1,4 @@
-//! `bench cluster`: each round creates a cluster, changes it in several ways, and measures how long each change takes.
+//! `bench cluster` measures how long it takes to create a cluster and to apply changes to it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,22 +28,22 @@ const CLUSTERS: usize = 10;
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Row {
-    /// The time from the creation of a cluster to 3 ready members that are voters.
+    /// From the creation of a cluster to 3 ready voters.
     Create,
-    /// The time from the deletion of one pod to 3 healthy voters.
+    /// From the deletion of one pod to 3 healthy voters.
     DeleteOne,
-    /// The time from the deletion of one pod and its volume to 3 healthy voters.
+    /// From the deletion of one pod and its volume to 3 healthy voters.
     LoseVolume,
-    /// The time from the change of the size from 3 to 5 to 5 healthy voters.
+    /// From the change of `spec.size` from 3 to 5 until 5 voters are healthy.
     Grow,
-    /// The time from the change of the size from 5 to 3 to exactly 3 voters.
+    /// From the change of `spec.size` from 5 to 3 until etcd lists exactly 3 voters.
     Shrink,
-    /// The time from the deletion of 2 of the 3 pods to 3 healthy voters.
+    /// From the deletion of 2 of the 3 pods to 3 healthy voters.
     DeleteTwo,
-    /// The time from the deletion of all 3 pods to 3 healthy voters.
+    /// From the deletion of all 3 pods to 3 healthy voters.
     DeleteAll,
-    /// The time from the creation of 10 clusters of one member each until all are ready. Afterwards, while the operator
-    /// is idle, its CPU time and its memory are measured.
+    /// From the creation of 10 clusters with one member each until all are ready. The benchmark then measures the CPU
+    /// time and the memory of the idle operator.
     TenClusters,
 }
 
@@ -59,7 +59,7 @@ impl Row {
         Self::TenClusters,
     ];
 
-    /// The name that selects the measurement on the command line, and that the table shows.
+    /// The name of the measurement on the command line and in the printed table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -73,8 +73,8 @@ impl Row {
         }
     }
 
-    /// The longest acceptable time, or the highest acceptable ratio to the time of a StatefulSet, such as `x1.3`. The
-    /// values are documented in docs/benchmarks.md.
+    /// The goal from docs/benchmarks.md: a maximum time (`6 s`), or a maximum ratio to the time of a StatefulSet
+    /// (`x1.3`).
     pub(crate) fn goal(self) -> &'static str {
         match self {
             Self::Create => "x1.3",
@@ -87,8 +87,8 @@ impl Row {
         }
     }
 
-    /// False for measurements that this kind of cluster does not support. A StatefulSet neither changes etcd's member
-    /// list nor replaces lost data. A cluster without volumes does not survive the loss of most of its pods.
+    /// False if a cluster of this kind does not support the measurement. A StatefulSet does not change etcd's member
+    /// list and does not replace lost data. A cluster without volumes does not survive the loss of most of its pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
             Self::Create | Self::DeleteOne => true,
@@ -100,7 +100,7 @@ impl Row {
     }
 }
 
-/// Runs the measurements and prints the results. If `json` is set, also writes the results to this file.
+/// Runs the measurements and prints the results. Also writes the results to the file `json`, if set.
 pub(crate) async fn bench(
     rounds: usize,
     only: &[Row],
@@ -131,7 +131,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The first round fills caches and loads images, so its results are not used.
+    // The results of round 0 are discarded, because this round also fills caches and loads images.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -201,7 +201,8 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // The other measurements need a cluster, so `Create` always runs. `TenClusters` is measured separately.
+            // `Create` always runs, because it creates the cluster for the other measurements. `TenClusters` runs
+            // separately.
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)
                 || !(wanted(row) || row == Row::Create)
@@ -249,16 +250,15 @@ impl Life<'_> {
 
     async fn create(&self) -> Result<f64> {
         let manifest = self.subject.manifest(self.sandbox, &self.name, SIZE)?;
-        // The measurement starts when the API server has accepted the objects, so it does not include the start of
-        // kubectl.
+        // The measurement starts after `apply`, so that it excludes the start of kubectl.
         self.sandbox.apply(&manifest).await?;
         let begun = Instant::now();
         self.await_complete(SIZE, &[], &[]).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// The time from the deletion of `count` pods until the cluster has its previous number of healthy voters. If
-    /// `volumes` is true, the volumes of the pods are deleted too.
+    /// Deletes `count` pods, and their volumes if `volumes` is true. Returns the seconds until the cluster has its
+    /// previous number of healthy voters again.
     async fn delete(&self, count: usize, volumes: bool) -> Result<f64> {
         let pods = self.sandbox.member_pods(&self.name).await?;
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
@@ -292,7 +292,8 @@ impl Life<'_> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Waits until `size` pods are ready and etcd lists exactly `size` voters. Ignores pods whose UID is in `deleted`.
+    /// Waits until `size` pods are ready and etcd lists exactly `size` voters. Pods with a UID in `deleted` do not
+    /// count.
     async fn await_complete(&self, size: usize, via: &[String], deleted: &[String]) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let mut connection: Option<Keyspace> = match via.first() {
@@ -337,7 +338,7 @@ impl Life<'_> {
     }
 }
 
-/// The time from apply until 10 clusters of one member are ready.
+/// Creates 10 clusters of one member. Returns the seconds until all are ready.
 async fn ten_clusters(
     sandbox: &Sandbox,
     subject: Subject,

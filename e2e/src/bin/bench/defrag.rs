@@ -13,9 +13,9 @@ use serde_json::json;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goal in docs/benchmarks.md: the longest gap between two acknowledged writes, in seconds.
+/// The goal in docs/benchmarks.md: the maximum time between two acknowledged writes, in seconds.
 const GOAL: f64 = 0.5;
-/// Time limit for one step. All three large databases run on one machine, so steps are slow.
+/// Time limit for one step. Steps are slow, because all three large databases are on one machine.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// The results of one round, which defragments one cluster.
@@ -29,13 +29,13 @@ struct Round {
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// Results of the second client, which connects to all members and watches their health.
+    /// The result of a second client, which connects to all members and stops using an unhealthy member.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,
 }
 
-/// Runs the measurement and prints the results. If `json` is set, also writes the results to this file.
+/// Runs the measurement and prints the results. Also writes the results to the file `json`, if set.
 pub(crate) async fn bench(mebibytes: usize, rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-defrag").await?;
     let outcome = measure(&sandbox, mebibytes, rounds).await;
@@ -126,7 +126,7 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
     })
 }
 
-/// Fills the databases, and then deletes half of the keys.
+/// Writes keys, and then deletes half of them, so that the defragmentation can free space.
 async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
     for number in 0..mebibytes {
@@ -135,8 +135,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // The compaction can take longer than the client waits for it. The defragmentation only starts when enough space is
-    // free, so the test waits for the end of the compaction.
+    // The compaction can exceed the timeout of the client, so this loop repeats the request until etcd has compacted.
+    // Before the compaction, too little space is free, and the operator would not defragment.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");

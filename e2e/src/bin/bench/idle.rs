@@ -1,4 +1,4 @@
-//! Memory and CPU usage of the cluster operator while its clusters are idle. The kubelet measures both.
+//! The memory and the CPU time of the cluster operator while its clusters are idle, as measured by the kubelet.
 
 use std::time::Duration;
 
@@ -27,14 +27,14 @@ struct Usage {
     at: String,
 }
 
-/// Measures the memory and the CPU usage of the operator during [`WINDOW`].
+/// Measures the memory and the CPU time of the operator during [`WINDOW`].
 pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
     println!(
         "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // After the creation of the clusters, the operator has work to complete. This pause excludes that work from the
-    // measurement.
+    // The operator still completes work of the created clusters. The measurement starts 15 s later to exclude this
+    // work.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let before = usage(sandbox).await?;
     tokio::time::sleep(WINDOW).await;

@@ -1,7 +1,6 @@
-//! Measures the operators and a reference, and compares the results: `cargo xtask bench cluster`.
+//! Measures the operators, and compares them with a reference such as a StatefulSet: `cargo xtask bench cluster`.
 //!
-//! Rounds of the operators and of the reference alternate, so that other load on the machine affects both. Results that
-//! have a reference are printed as a ratio.
+//! Rounds of the operators and of the reference alternate, because other load on the machine then affects both.
 
 mod by_hand;
 mod cluster;
@@ -30,16 +29,16 @@ enum Benchmark {
     /// Measure the start, restart and replacement of members, compared with a StatefulSet, and the resource usage of
     /// the idle operator.
     Cluster {
-        /// Rounds of each measurement. The median is reported.
+        /// Number of rounds. The result is the median of all rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Run only these measurements, by their names in the table: `--only create --only delete_one`.
+        /// Run only these measurements. The names are those of the printed table: `--only create --only delete_one`.
         #[arg(long)]
         only: Vec<cluster::Row>,
         /// Write the results to this file as JSON.
         #[arg(long)]
         json: Option<PathBuf>,
-        /// DNS configuration of the cluster. Only recorded in the results.
+        /// The DNS configuration of the Kubernetes cluster. The benchmark only records this value in its results.
         #[arg(long, default_value = "nocache", env = "E2E_DNS")]
         dns: String,
     },
@@ -49,20 +48,21 @@ enum Benchmark {
         /// Sizes of the databases, in MiB.
         #[arg(long, value_delimiter = ',', default_value = "100,1024")]
         sizes: Vec<usize>,
-        /// Rounds of each size. The median is reported.
+        /// Number of rounds for each size. The result is the median of all rounds.
         #[arg(long, default_value_t = 2)]
         rounds: usize,
-        /// Path of the AWS command line, for the download of the manual restore. `python3 -m venv aws; aws/bin/pip
-        /// install awscli==1.46.3` installs `aws/bin/aws`. Without this option, the download is a single HTTP request.
+        /// Path of the program `aws`, which downloads the backup for the manual restore. To install `aws/bin/aws`, run
+        /// `python3 -m venv aws; aws/bin/pip install awscli==1.46.3`. Without `--aws`, the benchmark downloads the
+        /// backup in one HTTP request.
         #[arg(long, value_name = "FILE")]
         aws: Option<PathBuf>,
         /// Write the results to this file as JSON.
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Measure the effect on clients while three members with a large database are defragmented.
+    /// Measure the failed and delayed writes of clients while three members with a large database are defragmented.
     Defrag {
-        /// Size of the database, in MiB. Half of it is free.
+        /// Size of the database before the defragmentation, in MiB. Half of this size is free space.
         #[arg(long, default_value_t = 1024)]
         mebibytes: usize,
         /// Number of clusters to defragment.
@@ -72,12 +72,13 @@ enum Benchmark {
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Measure one operator with many clusters: creation, rest, reaction to changes, lost pods, restarts and a rolling
-    /// update. Nodes, kubelets and etcd members are simulated. Only on the testbed.
+    /// Measure one operator that manages many clusters. Nodes, kubelets and etcd members are simulated, so this
+    /// benchmark runs only on the testbed.
     Scale(scale::Options),
-    /// Measure the upgrade of three members from 3.5 to 3.6 and its effect on a client that writes.
+    /// Measure the upgrade of three members from 3.5 to 3.6, and its effect on a client that writes.
     Upgrade {
-        /// Number of clusters to upgrade, each without and with volumes. The median is reported.
+        /// Number of clusters to upgrade without volumes, and also the number with volumes. The result is the median
+        /// of each kind.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
         /// Write the results to this file as JSON.

@@ -1,6 +1,6 @@
-//! `bench restore`: measures how long the restore of a large backup takes until etcd serves, and compares the time with
-//! a manual restore on the same machine. Also measures the time until three members vote, and the downtime of clients
-//! during an in-place restore.
+//! `bench restore` measures the time from the creation of an EtcdRestore until etcd serves, and the time until three
+//! members vote. It compares the first time with a manual restore on the same machine. It also measures the downtime
+//! of clients during a restore in place.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,11 +22,11 @@ use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
 
 /// Time limit for one step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
-/// The largest database that is also restored in place, in MiB. In-place restores of larger databases would take too
+/// The largest database that the benchmark also restores in place, in MiB. For larger databases, this would take too
 /// long.
 const IN_PLACE_LIMIT: usize = 1024;
-/// The goals in docs/benchmarks.md: `GOAL_RATIO` is the ratio of the operator's time to the time of the manual restore.
-/// `GOAL_VOTERS` and `GOAL_DOWNTIME` are durations in seconds.
+/// The goals in docs/benchmarks.md. `GOAL_RATIO` is the time of the operator divided by the time of the manual
+/// restore. `GOAL_VOTERS` and `GOAL_DOWNTIME` are in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
@@ -35,28 +35,26 @@ const GOAL_DOWNTIME: f64 = 5.0;
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
-    /// The manual restore whose download uses the AWS command line.
+    /// The manual restore with `aws s3 cp` as download. `None` without `--aws`.
     #[serde(skip_serializing_if = "Option::is_none")]
     by_hand: Option<ByHand>,
-    /// The manual restore whose download is a single HTTP request.
+    /// The manual restore with one HTTP request as download.
     by_hand_bare: ByHand,
-    /// The duration of the operator's restore: from the creation of the EtcdRestore to a verified seed that serves
-    /// clients.
+    /// From the creation of the EtcdRestore until a verified seed serves clients.
     ours: f64,
-    /// The time from the verified seed to three voters. With three voters, the cluster tolerates the loss of a member.
+    /// From the verified seed until three members are voters, so that the cluster tolerates the loss of one member.
     voters: f64,
-    /// The time from the verified seed to three members that serve clients.
+    /// From the verified seed until three members serve clients.
     serving: f64,
-    /// The longest time between two acknowledged writes during an in-place restore. `None` for databases larger than
+    /// The maximum time between two acknowledged writes during a restore in place. `None` for databases larger than
     /// [`IN_PLACE_LIMIT`].
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
-    /// The time at which each stage of the restore was first observed, in seconds since the creation of the
-    /// EtcdRestore.
+    /// For each stage of the restore, the seconds from the creation of the EtcdRestore to the stage.
     stages: Stages,
 }
 
-/// Runs the measurements and prints the results. If `json` is set, also writes the results to this file.
+/// Runs the measurements and prints the results. Also writes the results to the file `json`, if set.
 pub(crate) async fn bench(
     sizes: &[usize],
     rounds: usize,
@@ -127,8 +125,8 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // The kinds of restore alternate, so that other load on the machine affects all of them. `sync` waits until
-            // the disk writes of the previous restore are complete.
+            // Restores by the operator and manual restores alternate, because other load on the machine then affects
+            // both. `flush_disk` waits until the disk writes of the previous restore are complete.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
                 flush_disk().await?;
@@ -154,8 +152,8 @@ async fn measure_restore(
     (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
-    // The CPU request protects the pods of the restored cluster from other load on the machine. The manual restore does
-    // not run in pods, so it cannot have such a request.
+    // The CPU request protects the pods from other load on the machine. The manual restore has no CPU request, because
+    // it does not run in pods.
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{resources: {{requests: {{cpu: 500m}}}}, persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], \
@@ -224,8 +222,8 @@ async fn await_seed(
     .await
 }
 
-/// Waits until three members are voters and all three serve clients. Returns the time at which each of the two
-/// conditions was met, in seconds since the creation of the EtcdRestore.
+/// Waits until three members are voters, and until all three serve clients. Returns both times in seconds since the
+/// creation of the EtcdRestore.
 async fn await_voters(
     sandbox: &Sandbox,
     begun: Instant,
@@ -263,7 +261,7 @@ async fn await_voters(
     Ok((elected.unwrap_or(served), served))
 }
 
-/// For each stage of a restore, the second at which it was first observed.
+/// For each stage of a restore, the seconds from the creation of the EtcdRestore to the stage.
 type Stages = std::collections::BTreeMap<String, f64>;
 
 fn note(stages: &mut Stages, begun: Instant, what: String) {
@@ -271,7 +269,7 @@ fn note(stages: &mut Stages, begun: Instant, what: String) {
     stages.entry(what).or_insert(seconds);
 }
 
-/// Log lines of the seed's etcd container, each with the stage that begins at this line.
+/// Log lines of the seed's etcd container, with the name of the stage that begins at each line.
 const LOGGED: [(&str, &str); 2] = [
     (
         "the data directory exists: starting etcd",
@@ -280,7 +278,7 @@ const LOGGED: [(&str, &str); 2] = [
     ("ready to serve client requests", "seed: etcd serves"),
 ];
 
-/// Adds the stages that only the log of the seed's etcd shows.
+/// Adds the stages in [`LOGGED`], which only the log of the seed's pod shows.
 async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let applied = Timestamp::now() - SignedDuration::try_from(begun.elapsed())?;
     let members = ListParams::default().labels("app=etcd");
@@ -305,7 +303,7 @@ async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Resul
     Ok(())
 }
 
-/// Adds the stages that the status of the pods' containers shows.
+/// Adds the stages that the statuses of the containers show.
 async fn pods(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let members = ListParams::default().labels("app=etcd");
     let pods = sandbox.api::<Pod>().list(&members).await?;

@@ -1,8 +1,8 @@
-//! `bench scale`: one operator with many clusters, on the API server of the testbed.
+//! `bench scale` measures one operator that manages many clusters, on the API server of the testbed.
 //!
-//! Nodes, kubelets and etcd members are simulated by this process (modules `nodes`, `kubelet`, `fleet`), because one
-//! machine cannot run thousands of real ones. The API server, its etcd, the scheduler, the controllers and the operator
-//! are real.
+//! One machine cannot run thousands of nodes and etcd members. This process therefore simulates the nodes (module
+//! `nodes`), their kubelets (`kubelet`) and the members (`fleet`). The API server, its etcd, the scheduler, the
+//! controllers and the operator are real.
 
 mod cluster;
 mod fleet;
@@ -35,23 +35,23 @@ use report::Measured;
 use run::{Run, Settings};
 use subject::{Subject, testbed};
 
-/// The daemon of the testbed that is stopped during the benchmark. No process connects to the Services of the simulated
-/// members, and for thousands of Services kube-proxy would need much of the machine's processor time.
+/// The benchmark stops kube-proxy, because kube-proxy would use much CPU time for thousands of Services. No process
+/// connects to these Services.
 const STOPPED: &str = "kube-proxy";
 
 /// The options of the benchmark.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Numbers of clusters. All scenarios run for each number.
+    /// Numbers of clusters. The benchmark runs all scenarios for each number.
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000")]
     clusters: Vec<usize>,
     /// Members of each cluster.
     #[arg(long, default_value_t = 3)]
     members: usize,
-    /// Number of changes whose reaction is measured, one after another.
+    /// Number of changes. The benchmark makes one change at a time, and measures how long its effect takes.
     #[arg(long, default_value_t = 200)]
     changes: usize,
-    /// Seconds of each measurement at rest.
+    /// Duration of each measurement of the idle operator, in seconds.
     #[arg(long, default_value_t = 60)]
     window: u64,
     /// Write the results to this file as JSON.
@@ -80,12 +80,13 @@ impl Simulation {
         }
     }
 
-    /// Starts the listeners of the members, and the nodes for this number of pods.
+    /// Opens the ports of the simulated members, and creates nodes for this number of pods.
     async fn start(&mut self, pods: usize) -> Result<()> {
         let listen = async |port: u16| {
             let listener = TcpListener::bind(("0.0.0.0", port)).await;
-            listener
-                .with_context(|| format!("port {port}, which simulated members need, is in use"))
+            listener.with_context(|| {
+                format!("port {port} is in use: the simulated members need this port")
+            })
         };
         let clients = listen(api::names::CLIENT_PORT).await?;
         let health = listen(api::names::METRICS_PORT).await?;
@@ -103,7 +104,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Deletes all objects of the benchmark. The simulated kubelet must run until their pods are deleted.
+    /// Deletes all objects of the benchmark. Stops the simulated kubelet last, because pods need a kubelet to be
+    /// deleted.
     async fn end(mut self) -> Result<()> {
         println!("cleaning up");
         let namespaces = load::delete_namespaces(&self.client).await;
@@ -113,16 +115,16 @@ impl Simulation {
     }
 }
 
-/// Runs the benchmark and prints the results. Cleans up, also after a failure or Ctrl-C.
+/// Runs the benchmark and prints the results. Also cleans up after a failure or Ctrl-C.
 pub(crate) async fn bench(options: &Options) -> Result<()> {
     let env = Env::from_vars()?;
     let subject = Subject::of(&env)?;
     let most = options.clusters.iter().copied().max().unwrap_or_default();
     ensure!(
         !options.clusters.contains(&0) && most > 0 && options.members > 0 && options.changes > 0,
-        "--clusters, --members and --changes must be positive"
+        "--clusters, --members and --changes must be greater than 0"
     );
-    // During a replacement, a cluster has one member more.
+    // When the operator replaces a member, the cluster temporarily has one member more.
     let pods = most * (options.members + 1);
     network::allow_files(pods)?;
     println!(
@@ -160,7 +162,7 @@ async fn run(
 ) -> Result<()> {
     testbed(&subject.xtask, &["daemon", "stop", STOPPED]).await?;
     simulation.start(pods).await?;
-    // A run that was killed may have left objects.
+    // Deletes the objects of an earlier run that was killed.
     load::delete_namespaces(&simulation.client).await?;
     for clusters in &options.clusters {
         println!("\n{clusters} clusters of {} members", options.members);

@@ -12,7 +12,7 @@ pub(crate) struct Sample {
     pub(crate) row: Row,
     pub(crate) subject: Subject,
     pub(crate) seconds: f64,
-    /// The longest time between two acknowledged writes. `None` if no client wrote during the measurement.
+    /// The maximum time between two acknowledged writes. `None` if no client wrote during the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) write_gap_seconds: Option<f64>,
 }
@@ -49,7 +49,7 @@ fn of(
     spread(here.filter_map(value))
 }
 
-/// Prints all measurements of all subjects, with the goal and the ratio to the StatefulSet.
+/// Prints all results, each with its goal and its ratio to the result of the StatefulSet.
 pub(crate) fn print_table(samples: &[Sample], dns: &str) {
     println!(
         "\nDNS: {dns}; seconds: median (lowest to highest), ratio to the StatefulSet's median\n"

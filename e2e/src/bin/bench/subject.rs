@@ -1,4 +1,4 @@
-//! The three kinds of clusters that the benchmark measures, and their manifests.
+//! The kinds of clusters that the benchmark measures, and their manifests.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use serde_json::json;
 
 use crate::cluster::TIMEOUT;
 
-/// The kind of cluster that a round measures.
+/// A kind of cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
-    /// A StatefulSet with parallel start, static bootstrap, and a volume for each member.
+    /// A StatefulSet that starts its pods in parallel. `--initial-cluster` lists all members, and each has a volume.
     StatefulSet,
-    /// An EtcdCluster without volumes. A new member replaces the member of a deleted pod.
+    /// An EtcdCluster without volumes. If a pod is deleted, the operator replaces its member by a new member.
     Operator,
-    /// An EtcdCluster with volumes. The member of a deleted pod restarts on its volume.
+    /// An EtcdCluster with volumes. If a pod is deleted, its member restarts on its volume.
     OperatorDurable,
 }
 
@@ -64,8 +64,7 @@ impl Subject {
         })
     }
 
-    /// Waits until neither etcd nor the operator has pending work, so that the next measurement is not affected by the
-    /// previous one.
+    /// Waits until etcd and the operator have no pending work that could slow down the next measurement.
     pub(crate) async fn await_idle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
         if self != Self::StatefulSet {
             sandbox.await_members(name, size).await?;
@@ -76,7 +75,7 @@ impl Subject {
                 field(&object, "/status")
             );
         }
-        // etcd accepts a change of the members only after its voters have been connected for five seconds.
+        // etcd refuses to add a member until all voters have been connected for five seconds.
         tokio::time::sleep(Duration::from_secs(6)).await;
         Ok(())
     }
@@ -105,8 +104,7 @@ impl Subject {
     }
 }
 
-/// The StatefulSet with which the operator is compared. It has the same image, probes and pod security as the
-/// operator's pods.
+/// The reference: a StatefulSet with the image, the probes and the pod security context of the operator's pods.
 fn stateful_set(name: &str, version: &str, size: usize) -> String {
     let peers: Vec<String> = (0..size)
         .map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380"))
@@ -117,7 +115,7 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // The client Service has the same name as the client Service of the operator.
+    // The client Service has the name that the operator gives to its client Service.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

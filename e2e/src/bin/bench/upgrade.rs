@@ -1,4 +1,4 @@
-//! `bench upgrade`: upgrades three members from 3.5 to 3.6, while a client writes ten times per second.
+//! `bench upgrade` upgrades three members from 3.5 to 3.6, while a client writes ten times per second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,20 +15,22 @@ use crate::cluster::TIMEOUT;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goals in docs/benchmarks.md, in seconds: the total duration, and the longest gap between two writes.
+/// The goals in docs/benchmarks.md, in seconds: the duration of the upgrade, and the maximum time between two
+/// acknowledged writes.
 const GOALS: (f64, f64) = (20.0, 0.5);
 
 #[derive(Debug, Serialize)]
 struct Round {
     durable: bool,
-    /// Seconds from the change of the spec until three members have the new version and no work is pending.
+    /// Seconds from the change of `spec.version` until three healthy members have the new version and `Upgrading` is
+    /// False.
     seconds: f64,
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
 }
 
-/// Runs the measurement and prints the results. If `json` is set, also writes the results to this file.
+/// Runs the measurement and prints the results. Also writes the results to the file `json`, if set.
 pub(crate) async fn bench(rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-upgrade").await?;
     let outcome = measure(&sandbox, rounds).await;

@@ -1,4 +1,4 @@
-//! Makes the faults of a drill.
+//! Injects the faults of a drill.
 
 use anyhow::{Context, Result};
 use e2e::drill::{Fault, SlowVolume};
@@ -11,13 +11,13 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use crate::fleet::{self, BILLING, Fleet, ORDERS, SCHEDULE, SESSIONS};
 
-/// The number of large values that are written between two checks of the status.
+/// The number of large values to write before the next check of the status.
 const WRITES: usize = 8;
 const LARGE_VALUE: usize = 64 << 10;
-/// The writes per second of a slow disk. With this limit, a sync of etcd's log takes about 0.2 s.
+/// The limit of writes per second for a slow disk. A sync of etcd's write-ahead log then takes about 0.2 s.
 pub(crate) const SLOW_WRITES: u32 = 10;
 
-/// The operators whose pods should survive the loss of a node, the most important one first.
+/// The operators' Deployments. The pods of the first ones are the most important to keep when a node fails.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
@@ -30,7 +30,7 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     Ok(match fault {
         Fault::DeadNode => victim_node(sandbox, dice).await?,
         Fault::LostQuorum => majority(sandbox).await?,
-        // The PVC of the leader has the name of the leader.
+        // Each PVC has the name of its member.
         Fault::SlowDisk => leader(&sandbox.await_members(SESSIONS, 3).await?)?,
         Fault::FullDisk => SESSIONS.to_owned(),
         Fault::FailingBackup => SCHEDULE.to_owned(),
@@ -38,9 +38,8 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     })
 }
 
-/// Makes a fault, and waits until the cause of the fault exists. The alerts follow later. If a call was interrupted, a
-/// second call with the same victim completes the fault. Returns the volume that must be kept slow, if the fault has
-/// one.
+/// Injects a fault, and waits until the damage is done; the alerts fire later. After an interruption, a second call
+/// with the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], otherwise `None`.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {
@@ -58,7 +57,7 @@ pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Op
             let slow = slow_down(sandbox, victim).await;
             return slow.map(Some).with_context(|| {
                 format!(
-                    "slow down the disk of {victim}: if this member was replaced, start a new drill"
+                    "cannot slow down the disk of {victim}: if this member was replaced, start a new drill"
                 )
             });
         }
@@ -79,8 +78,8 @@ async fn patch(sandbox: &Sandbox, kind: &str, name: &str, patch: &str) -> Result
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Chooses a node that runs no operator if possible, because a failed node would stop its operators for five minutes.
-/// If every node runs an operator, avoids the nodes of the most important operators.
+/// Chooses a node, if possible without operators, because Kubernetes replaces the pods of a failed node only after
+/// five minutes. If every node runs an operator, avoids the nodes of the first operators in [`OPERATORS`].
 async fn victim_node(sandbox: &Sandbox, dice: &mut Dice) -> Result<String> {
     let mut nodes = sandbox.env.nodes.clone();
     for operator in OPERATORS {
@@ -99,7 +98,7 @@ async fn victim_node(sandbox: &Sandbox, dice: &mut Dice) -> Result<String> {
         .context("the testbed has no nodes")
 }
 
-/// Writes new keys until the operator reports that the database is full.
+/// Writes keys until the operator reports that the database has reached its quota.
 async fn fill(fleet: &Fleet) -> Result<()> {
     let sandbox = &fleet.sandbox;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, SESSIONS).await?;
@@ -109,7 +108,7 @@ async fn fill(fleet: &Fleet) -> Result<()> {
         for _ in 0..WRITES {
             number += 1;
             let key = format!("archive/{number}");
-            // etcd rejects writes at the quota, and during a defragmentation.
+            // Writes fail when the database has reached its quota, and during a defragmentation.
             if keys.write(&key, vec![7; LARGE_VALUE]).await.is_err() {
                 break;
             }
@@ -128,7 +127,7 @@ async fn fill(fleet: &Fleet) -> Result<()> {
     .await
 }
 
-/// The names of two members, of which one is the leader.
+/// The names of two members: the leader and one follower.
 async fn majority(sandbox: &Sandbox) -> Result<String> {
     let object = sandbox.await_members(ORDERS, 3).await?;
     let survivor = follower(&object)?;
@@ -137,7 +136,7 @@ async fn majority(sandbox: &Sandbox) -> Result<String> {
     Ok(victims.join(" "))
 }
 
-/// Deletes the volumes and the pods of these members at the same time.
+/// Deletes the PVCs and the pods of these members at the same time.
 async fn delete_members(sandbox: &Sandbox, members: &str) -> Result<()> {
     let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
     words.push("--ignore-not-found");
@@ -149,7 +148,8 @@ async fn delete_members(sandbox: &Sandbox, members: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Makes the volume of a member slow. The process that serves the drill keeps the volume slow when the member restarts.
+/// Limits the writes to a member's volume. The background process of the drill repeats this after a restart of the
+/// member.
 async fn slow_down(sandbox: &Sandbox, claim: &str) -> Result<SlowVolume> {
     let found = sandbox.api::<PersistentVolumeClaim>().get(claim).await?;
     let uid = found.metadata.uid.context("the PVC has no UID")?;

@@ -1,4 +1,4 @@
-//! The fleet of a drill: three clusters, a scheduled backup, and a folder with the team's keys and passwords.
+//! The objects of a drill: three clusters, a scheduled backup, and a folder with the user's keys and passwords.
 
 use std::path::{Path, PathBuf};
 
@@ -18,22 +18,23 @@ use serde_json::Value;
 const NAMESPACE: &str = "drill";
 /// A cluster with generated certificates.
 pub(crate) const ORDERS: &str = "orders";
-/// A cluster without TLS, with a small quota and a scheduled backup. The drill writes to this cluster all the time.
+/// A cluster without TLS, with a small quota and a scheduled backup. During the drill, a client writes to this
+/// cluster.
 pub(crate) const SESSIONS: &str = "sessions";
-/// A cluster with certificates from Secrets and with authentication.
+/// A cluster with certificates from Secrets, and with authentication.
 pub(crate) const BILLING: &str = "billing";
 /// The EtcdBackup with a schedule.
 pub(crate) const SCHEDULE: &str = "sessions-backup";
 /// The Secret with the server certificate of [`BILLING`].
 const SERVER_SECRET: &str = "billing-server";
 const BUCKET: &str = "drill-backups";
-/// The kinds of custom resources, in the order of their deletion.
+/// The kinds of custom resources, in the order in which they are deleted.
 const KINDS: &str = "etcdrestores,etcdbackups,etcdclusters";
-/// Time limit for the operators to remove the finalizers of their objects.
+/// Time limit until the operators have removed the finalizers of the custom resources.
 const OBJECTS_TIMEOUT: &str = "--timeout=60s";
 /// Time limit for the deletion of the namespace.
 const NAMESPACE_TIMEOUT: &str = "--timeout=180s";
-/// The common name of the authority that signs the certificates of [`BILLING`].
+/// The common name of the certificate authority (CA) that signs the certificates of [`BILLING`].
 const AUTHORITY: &str = "the authority of the drill";
 const PASSWORD: &str = "correct-horse-battery";
 
@@ -43,7 +44,7 @@ const DURABLE: &str = "  pod:
       accessModes: [ReadWriteOnce]
       resources: {requests: {storage: 128Mi}}
 ";
-/// For each cluster, its lines under `spec`.
+/// For each cluster, the lines of its manifest under `spec`.
 const CLUSTERS: [(&str, &str); 3] = [
     (ORDERS, "  TLS: {generated: {}}\n"),
     (
@@ -62,18 +63,18 @@ const CLUSTERS: [(&str, &str); 3] = [
     ),
 ];
 
-/// The fleet, and the folder with the files of the drill.
+/// The Kubernetes objects and the files of a drill.
 pub(crate) struct Fleet {
     pub(crate) sandbox: Sandbox,
     folder: PathBuf,
 }
 
-/// The numbers of problems that a check has found.
+/// The number of problems that `cargo xtask drill check` found.
 #[derive(Debug)]
 pub(crate) struct Problems {
-    /// How many clusters and schedules are not ready.
+    /// Number of EtcdClusters and EtcdBackups that are not ready.
     pub(crate) objects: usize,
-    /// How many alerts are pending or firing.
+    /// Number of alerts that are pending or firing.
     pub(crate) alerts: usize,
 }
 
@@ -97,7 +98,7 @@ impl Fleet {
         })
     }
 
-    /// The file with the sealed record.
+    /// The file with the record of the faults.
     pub(crate) fn record(&self) -> PathBuf {
         self.folder.join("record")
     }
@@ -107,12 +108,12 @@ impl Fleet {
         self.folder.join("prometheus")
     }
 
-    /// The log of the process that serves the drill.
+    /// The log file of the background process.
     pub(crate) fn log(&self) -> PathBuf {
         self.folder.join("serve.log")
     }
 
-    /// The folder with the keys and passwords of the team.
+    /// The folder with the user's keys and passwords.
     pub(crate) fn vault(&self) -> PathBuf {
         self.folder.join("vault")
     }
@@ -121,7 +122,8 @@ impl Fleet {
         &self.folder
     }
 
-    /// Creates the namespace, the operators, the clusters and the backup. Deletes what an earlier drill has left.
+    /// Creates the namespace, the operators, the clusters and the backup. First deletes the objects of an earlier
+    /// drill.
     pub(crate) async fn create(&self) -> Result<()> {
         let sandbox = &self.sandbox;
         let prepared = async {
@@ -154,8 +156,8 @@ impl Fleet {
         step("make the first backup", backed_up).await.map(drop)
     }
 
-    /// Deletes the objects, the operators and the namespace. If the namespace remains, the error names the objects that
-    /// keep it.
+    /// Deletes the objects, the operators and the namespace. If the namespace cannot be deleted, the error lists the
+    /// objects with finalizers.
     pub(crate) async fn delete(&self) -> Result<()> {
         let env = &self.sandbox.env;
         let get = [
@@ -168,7 +170,8 @@ impl Fleet {
         if kubectl::run(env, &get).await?.trim().is_empty() {
             return Ok(());
         }
-        // Only running operators remove the finalizers of their objects, so the objects are deleted first.
+        // Only the operators remove the finalizers of these objects, so this deletion precedes the deletion of the
+        // operators.
         let words = ["delete", KINDS, "--all", OBJECTS_TIMEOUT];
         if let Err(error) = self.sandbox.kubectl(&words).await {
             println!("some objects cannot be deleted now: {error:#}");
@@ -189,7 +192,7 @@ impl Fleet {
         }
     }
 
-    /// Why the namespace still exists after its deletion, and what to do.
+    /// The reason why the namespace still exists, and commands that remove it.
     async fn remains(&self) -> String {
         let kinds = format!("{KINDS},pods,pvc,secrets");
         let listed = self.sandbox.kubectl(&["get", &kinds, "-o=json"]).await;
@@ -216,7 +219,7 @@ impl Fleet {
         ))
     }
 
-    /// Creates the Secrets, and stores their contents in the vault.
+    /// Creates the Secrets, and stores their content in the vault.
     async fn apply_secrets(&self) -> Result<()> {
         let s3 = self.sandbox.env.s3()?;
         let authority = Authority::new(AUTHORITY)?;
@@ -260,7 +263,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The authority in the vault.
+    /// Reads the CA from the vault.
     fn authority(&self) -> Result<Authority> {
         let read = |name: &str| {
             let file = self.vault().join(name);
@@ -273,7 +276,7 @@ impl Fleet {
         )
     }
 
-    /// The server Secret of [`BILLING`] with an expired certificate.
+    /// The Secret with the server certificate of [`BILLING`], which has expired.
     pub(crate) fn expired_secret(&self) -> Result<String> {
         let authority = self.authority()?;
         let signed = authority.sign_expired(&names())?;
@@ -285,7 +288,7 @@ impl Fleet {
         ))
     }
 
-    /// Turns on the authentication of [`BILLING`] as a user does.
+    /// Enables authentication of [`BILLING`] with a client certificate, as a user does.
     async fn enable_auth(&self) -> Result<()> {
         let authority = self.authority()?;
         let name = format!("{BILLING}-client.{NAMESPACE}.svc");
@@ -305,14 +308,14 @@ impl Fleet {
         let file = self.address();
         let address = std::fs::read_to_string(&file).with_context(|| {
             format!(
-                "Prometheus does not run; its log is {}. Run `cargo xtask drill start` again",
+                "Prometheus does not run: read the log {}, then run `cargo xtask drill start` again",
                 self.log().display()
             )
         })?;
         Ok(Prometheus::at(address))
     }
 
-    /// Counts the objects that are not ready and the active alerts.
+    /// Counts the objects that are not ready, and the active alerts.
     pub(crate) async fn problems(&self) -> Result<Problems> {
         let mut objects = 0;
         for (name, _) in CLUSTERS {
@@ -322,7 +325,7 @@ impl Fleet {
         let found = self.get(Kind::EtcdBackup, SCHEDULE).await?;
         objects += usize::from(!found.is_some_and(|object| is_ready(&object)));
         let mut alerts = self.prometheus()?.active_alerts().await?;
-        // This alert is pending whenever a backup is due or runs.
+        // `EtcdBackupOld` is also pending while a backup is due or runs normally.
         let is_due = |alert: &Value| {
             alert["state"] == "pending" && alert["labels"]["alertname"] == "EtcdBackupOld"
         };
@@ -344,18 +347,18 @@ impl Fleet {
     }
 }
 
-/// Whether the operator has processed the spec, and the condition `Ready` is True.
+/// True if the operator has processed the current spec, and the condition `Ready` is True.
 fn is_ready(object: &DynamicObject) -> bool {
     field(object, "/status/observedGeneration").as_i64() == object.metadata.generation
         && has_condition(object, "Ready", "True")
 }
 
-/// The DNS names in the certificates of [`BILLING`].
+/// The DNS names in the server certificate of [`BILLING`].
 fn names() -> Vec<String> {
     vec![format!("*.{NAMESPACE}.svc"), "localhost".to_owned()]
 }
 
-/// The Secret with the user root of [`BILLING`].
+/// The Secret with the name and password of the etcd user root of [`BILLING`].
 pub(crate) fn password_secret(password: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: billing-root}}\ntype: kubernetes.io/basic-auth\nstringData: \

@@ -1,7 +1,7 @@
-//! The drill for on-call engineers: makes hidden faults in a fleet of clusters. `cargo xtask drill` runs it on the
-//! testbed.
+//! A drill for on-call engineers: it injects faults into clusters and does not name them. `cargo xtask drill` runs it
+//! on the testbed.
 
-#![allow(clippy::large_futures)] // The set-up of a fleet is one large future.
+#![allow(clippy::large_futures)] // The set-up of a drill is one large future.
 
 mod faults;
 mod fleet;
@@ -21,14 +21,14 @@ use serde_json::Value;
 
 use crate::fleet::Fleet;
 
-/// Time limit for the first alert of a fault. Without a speedup, the slowest alert needs an hour.
+/// Time limit for the first alert of a fault. With a speedup of 1, the slowest alert fires after an hour.
 const ALERT_TIMEOUT: Duration = Duration::from_mins(75);
-/// The maximum number of values in the result of a Prometheus query. Prometheus accepts at most 11,000.
+/// The maximum number of values in the result of one query, below Prometheus' limit of 11,000.
 const MAX_STEPS: f64 = 10_000.0;
 /// The pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Make hidden faults in a fleet of clusters.
+/// Inject unnamed faults into clusters, for an on-call engineer to find and repair.
 #[derive(Parser)]
 struct Arguments {
     /// The folder with the files of the drill.
@@ -40,27 +40,27 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Create the fleet.
+    /// Create the clusters.
     Start {
         #[arg(long)]
         seed: Option<u64>,
         #[arg(long)]
         speedup: u32,
     },
-    /// Run Prometheus until the drill stops.
+    /// Run Prometheus in the background until the drill stops.
     Serve,
-    /// Make the next fault.
+    /// Inject the next fault.
     Fault,
-    /// Report whether the fleet is healthy.
+    /// Report whether the clusters are healthy.
     Check {
         #[arg(long)]
         wait: bool,
     },
     /// Print the alerts.
     Alerts,
-    /// Print the faults that were made.
+    /// Print the faults that were injected.
     Reveal,
-    /// Delete the fleet.
+    /// Delete the clusters.
     Stop,
 }
 
@@ -108,7 +108,7 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
 }
 
 async fn fault(fleet: &Fleet) -> Result<()> {
-    // Without Prometheus, no fault can cause an alert.
+    // Stops here if Prometheus does not run, because then no alert could fire.
     fleet.prometheus()?;
     let file = fleet.record();
     let mut record = Record::read(&file)?;
@@ -124,7 +124,8 @@ async fn fault(fleet: &Fleet) -> Result<()> {
                 println!("All faults were made. Run `cargo xtask drill reveal`.");
                 return Ok(());
             };
-            // The user may have repaired the last fault without starting its node again, so the testbed is repaired too.
+            // The user may have repaired the cluster without the failed node or the slow disk, so the next lines
+            // repair these.
             record.slow = None;
             record.write(&file)?;
             Testbed::of(&fleet.sandbox)?.repair().await?;
@@ -136,7 +137,7 @@ async fn fault(fleet: &Fleet) -> Result<()> {
     }
     let made = complete(fleet, record).await?;
     println!(
-        "A fault was made at {}. Waiting for an alert.",
+        "A fault was injected at {}. Waiting for an alert.",
         shown(made.at)
     );
     let made = await_alert(fleet).await?;
@@ -150,7 +151,7 @@ async fn fault(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Makes the last fault of the record, unless it is complete. Returns the fault.
+/// Completes the last recorded fault if its injection was interrupted. Returns the fault.
 async fn complete(fleet: &Fleet, mut record: Record) -> Result<Made> {
     let made = record.made.last_mut().context("no fault was begun")?;
     if !made.complete {
@@ -162,8 +163,7 @@ async fn complete(fleet: &Fleet, mut record: Record) -> Result<Made> {
     record.made.pop().context("no fault was begun")
 }
 
-/// Waits until the first alert of the last fault has fired, or until a check has found the fleet healthy. Returns the
-/// fault.
+/// Waits until an alert has fired, or until `drill check` has found the clusters healthy. Returns the last fault.
 async fn await_alert(fleet: &Fleet) -> Result<Made> {
     until("an alert fires", ALERT_TIMEOUT, async || {
         let made = updated_record(fleet).await?.made.pop();
@@ -171,15 +171,15 @@ async fn await_alert(fleet: &Fleet) -> Result<Made> {
         Ok(if made.alert.is_some() || made.healthy.is_some() {
             Poll::Done(made)
         } else {
-            Poll::NotYet("no alert fires".to_owned())
+            Poll::NotYet("no alert has fired yet".to_owned())
         })
     })
     .await
-    .context("the fault is made: to continue the wait, run `cargo xtask drill fault` again")
+    .context("the fault was injected: to wait for its alert again, run `cargo xtask drill fault`")
 }
 
-/// Reads the record. Adds the first alert of the last fault, if it has fired. Prometheus stores when an alert fired, so
-/// the record is complete even if no command ran at that time.
+/// Reads the record of the faults, and adds the first alert since the last fault. Prometheus stores the time of the
+/// alert, so the time is exact even if no command ran then.
 async fn updated_record(fleet: &Fleet) -> Result<Record> {
     let file = fleet.record();
     let mut record = Record::read(&file)?;
@@ -195,7 +195,7 @@ async fn updated_record(fleet: &Fleet) -> Result<Record> {
     Ok(record)
 }
 
-/// The first alert that has fired since this time. `None` if no alert has fired.
+/// The time and the name of the first alert after `since`. `None` if no alert has fired.
 async fn first_alert(
     prometheus: &Prometheus,
     since: Timestamp,
@@ -218,12 +218,13 @@ async fn first_alert(
     Ok(Some((time, alert)))
 }
 
-/// Reports whether the fleet is healthy after the last fault. The output does not name the fault.
+/// Reports whether the clusters are healthy after the last fault, without naming the fault.
 async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     loop {
         let mut record = updated_record(fleet).await?;
         let problems = fleet.problems().await?;
-        // Before the first alert, the objects can still look healthy. After this time, no alert fires anymore.
+        // Right after the fault, the objects may still be reported as healthy. So health counts only after the first
+        // alert, or after the time limit of all alerts.
         let limit = i64::try_from(ALERT_TIMEOUT.as_secs())? / i64::from(record.speedup.max(1));
         let Some(made) = record.made.last_mut() else {
             println!("No fault was made. To make a fault, run `cargo xtask drill fault`.");
@@ -255,7 +256,7 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     }
 }
 
-/// Prints the firing alerts like a pager: the critical alerts first, then by age.
+/// Prints the firing alerts, the critical ones first, then the oldest first.
 async fn alerts(fleet: &Fleet) -> Result<()> {
     let mut alerts = fleet.prometheus()?.active_alerts().await?;
     alerts.retain(|alert| alert["state"] == "firing");
@@ -287,13 +288,16 @@ fn reveal(record: &Record) {
     for made in &record.made {
         println!("{made}");
     }
-    println!("{} faults are left", Fault::ALL.len() - record.made.len());
+    println!(
+        "{} faults were not injected",
+        Fault::ALL.len() - record.made.len()
+    );
 }
 
 async fn stop(fleet: &Fleet) -> Result<()> {
     Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.delete().await?;
-    // Without its files, the background process ends.
+    // The background process exits when its files are deleted.
     let folder = fleet.folder();
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     println!("The drill is stopped. To stop the testbed too, run `cargo xtask testbed down`.");

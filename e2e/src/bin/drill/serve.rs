@@ -1,4 +1,4 @@
-//! The background process of a drill: it runs Prometheus, writes to a cluster as a client, and keeps a disk slow.
+//! The background process of a drill. It runs Prometheus, writes to a cluster as a client, and keeps a disk slow.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,22 +15,22 @@ use tokio::time::sleep;
 use crate::faults::SLOW_WRITES;
 use crate::fleet::{Fleet, SESSIONS};
 
-/// Chart values with which Prometheus scrapes everything and evaluates all alerts. The fleet makes a backup every
-/// minute, so its backups are late after a shorter time than the default.
+/// Chart values that enable all scrape jobs and alerts. `backupDelaySeconds` is shorter than the default, because the
+/// drill makes a backup every minute.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
                         prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=2400";
-/// The time between two writes of the client.
+/// The time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_millis(200);
-/// The number of keys that the client writes.
+/// The client overwrites this number of keys.
 const KEYS: usize = 200;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The pause before the client connects again.
+/// The pause before the client reconnects.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(5);
 
-/// Starts this program again as the background process, and waits until Prometheus answers.
+/// Starts this executable as the background process, and waits until Prometheus answers.
 pub(crate) async fn spawn(fleet: &Fleet) -> Result<()> {
     let log = std::fs::File::create(fleet.log()).context("create the log")?;
-    // `setsid` detaches the process from the terminal.
+    // `setsid` keeps the process running after the terminal is closed.
     Command::new("setsid")
         .arg(std::env::current_exe().context("own path")?)
         .arg("--folder")
@@ -49,7 +49,7 @@ pub(crate) async fn spawn(fleet: &Fleet) -> Result<()> {
     .with_context(|| format!("see {}", fleet.log().display()))
 }
 
-/// Serves the drill until its files are deleted or replaced.
+/// Runs until the files of the drill are deleted or replaced.
 pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
     let speedup = Record::read(&fleet.record())?.speedup;
     let Rules { jobs, groups } = Rules::render(&fleet.sandbox, MONITORS).await?;
@@ -75,7 +75,7 @@ pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Writes a few keys repeatedly, because the metrics of a disk need writes. Never returns.
+/// Writes keys without end, because the alerts for slow disks need writes.
 async fn write(fleet: &Fleet) {
     let (env, namespace) = (&fleet.sandbox.env, &fleet.sandbox.namespace);
     let mut number = 0;
@@ -95,9 +95,8 @@ async fn write(fleet: &Fleet) {
     }
 }
 
-/// Limits the writes of the pod that uses the slow volume in the record. Does nothing if the volume was deleted.
-/// `limited` is the ID of the container that already has the limit. After a restart, the new container has no limit
-/// yet.
+/// Limits the writes of the container that uses the recorded slow volume. Does nothing if this volume was deleted.
+/// `limited` is the ID of the last limited container: after a restart, the new container has no limit yet.
 async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     let Some(SlowVolume { claim, uid }) = Record::read(&fleet.record())?.slow else {
         return Ok(());
@@ -124,7 +123,7 @@ async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     Ok(())
 }
 
-/// The ID of the pod's container if it runs.
+/// The ID of the pod's first container, if it runs.
 fn running_container(pod: &Pod) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
     let container = containers.first()?;

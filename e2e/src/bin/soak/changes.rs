@@ -1,4 +1,4 @@
-//! Carries out the planned changes, and waits until the cluster matches its spec.
+//! Makes the planned changes, and waits until the cluster matches its spec.
 
 use std::time::Duration;
 
@@ -19,12 +19,13 @@ use serde_json::{Value, json};
 use crate::CLUSTER;
 use crate::story::Story;
 
-/// Time limit for a backup during which a fault happens.
+/// Time limit for a backup. A fault can happen during the backup.
 const BACKUP_TIMEOUT: Duration = Duration::from_mins(3);
-/// Time limit for the cluster to reach the desired state. A version change during which a fault happens has many steps.
+/// Time limit until the cluster matches its spec. A change of the version with a fault during the change takes
+/// longest.
 const SETTLE_TIMEOUT: Duration = Duration::from_mins(6);
 
-/// The manifest of the cluster with which the soak starts.
+/// The manifest of the cluster before the first change.
 pub(crate) fn cluster(desired: &Desired) -> String {
     let (size, version) = (desired.size, &desired.version);
     format!(
@@ -35,15 +36,15 @@ pub(crate) fn cluster(desired: &Desired) -> String {
     )
 }
 
-/// Starts a change, and does not wait until it is complete.
+/// Starts a change without waiting for its end.
 pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> Result<()> {
     let spec = match change {
         Change::Size(size) => json!({ "size": size }),
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // The cluster runs, so the operator switches its TLS only with `acceptPlaintext`. This option is therefore
-        // always set.
+        // `acceptPlaintext` is always set, because the operator switches TLS of a running cluster only with this
+        // option.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };
@@ -58,7 +59,7 @@ fn backup_name(number: usize) -> String {
     format!("backup-{number}")
 }
 
-/// The location of the backup `name`. The bucket has the same name as the namespace.
+/// The location of the backup in the bucket, which has the name of the namespace.
 fn path(sandbox: &Sandbox, name: &str) -> String {
     format!("{}/{name}", sandbox.namespace)
 }
@@ -69,10 +70,10 @@ async fn begin_backup(name: &str, sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// Waits until the cluster matches its spec, no work is pending, and the deleted objects do not exist any more.
+/// Waits until the cluster matches its spec, no work is pending, and all deleted objects are removed.
 ///
-/// Also compares the status with the pods and volumes, because the status can be outdated directly after a fault. If
-/// the wait ended too early, the next step could destroy a second volume before the first destroyed volume is replaced.
+/// The status can be outdated after a fault, so this function also compares pods and volumes. If this wait ended too
+/// early, the next step could destroy a second volume before the first is replaced.
 pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sandbox) -> Result<()> {
     let what = format!("the cluster matches its spec: {desired:?}");
     until(&what, SETTLE_TIMEOUT, async || {
@@ -103,7 +104,7 @@ pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sand
     .await
 }
 
-/// The names of the objects, sorted. An object is listed as `-` if it is terminating or if a fault has deleted it.
+/// The sorted names of the objects. A terminating object, or an object in `deleted`, appears as `-`.
 fn names_without<K: ResourceExt>(deleted: &[String], objects: &[K]) -> Vec<String> {
     let mut names: Vec<String> = objects
         .iter()
@@ -144,8 +145,8 @@ fn is_reported(desired: &Desired, object: &DynamicObject) -> bool {
         && has_condition(object, "Degraded", "False")
 }
 
-/// Waits until a planned backup, and the restore from it, have ended. A backup may fail during a fault. It must then
-/// report the failure, and the next backup must complete.
+/// Waits until a planned backup has ended, then restores it if planned. If a backup fails because of a fault, it must
+/// report the failure, and a second backup must complete.
 pub(crate) async fn end(
     change: &Change,
     number: usize,
@@ -184,7 +185,7 @@ pub(crate) async fn end(
     Ok(Some(snapshot))
 }
 
-/// Restores a backup into a new cluster of one member, reads its keys, and deletes the cluster.
+/// Restores a backup into a new cluster with one member, reads all its keys, and deletes the cluster.
 async fn restored(number: usize, path: &str, sandbox: &Sandbox) -> Result<Snapshot> {
     let name = format!("restored-{number}");
     let s3 = sandbox.env.s3()?;

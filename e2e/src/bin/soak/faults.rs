@@ -14,14 +14,14 @@ use tokio::time::sleep;
 use crate::CLUSTER;
 use crate::story::Story;
 
-/// The operators' Deployments, indexed by [`Fault::KillOperator`].
+/// The Deployments of the operators. `Fault::KillOperator` contains an index of this list.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
     "etcd-restore-operator",
 ];
 
-/// Injects a fault, and ends it if it has a duration. Returns the UIDs of the deleted objects.
+/// Injects a fault, and ends a fault that has a duration. Returns the UIDs of the objects that the fault deleted.
 pub(crate) async fn inject(
     fault: Fault,
     sandbox: &Sandbox,
@@ -63,8 +63,8 @@ pub(crate) async fn inject(
                     .chain(volume.and_then(|it| it.uid())),
             );
             story.tell(&format!("  fault: {fault}: {name}"));
-            // The deletion of the PersistentVolumeClaim (PVC) does not wait, because Kubernetes keeps the PVC while the
-            // pod runs.
+            // `--wait=false`: Kubernetes keeps a PersistentVolumeClaim (PVC) until its pod has stopped, and the pod is
+            // deleted next.
             for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
                 let words = [
                     "delete",
@@ -89,7 +89,7 @@ pub(crate) async fn inject(
         Fault::LoseNode { pick } => {
             let Some(victim) = only_member_of_a_node(sandbox, testbed, pick).await? else {
                 story.tell(
-                    "  no fault: no node has exactly one member and not the cluster operator",
+                    "  no fault: no node runs exactly one member without the cluster operator",
                 );
                 return Ok(deleted);
             };
@@ -119,8 +119,8 @@ pub(crate) async fn inject(
     Ok(deleted)
 }
 
-/// A member that is the only one on its node, so that the other members keep a quorum without this node. The node does
-/// not run the cluster operator, because Kubernetes takes minutes to replace a pod of a lost node.
+/// A member that is alone on its node, so that the other members keep a quorum if the node fails. The node does not
+/// run the cluster operator, because Kubernetes takes minutes to replace a pod of a failed node.
 async fn only_member_of_a_node(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -139,7 +139,7 @@ async fn only_member_of_a_node(
     Ok(alone.cloned())
 }
 
-/// Waits until a member is not in the status any more.
+/// Waits until the status does not list the member any more.
 async fn await_replaced(sandbox: &Sandbox, member: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("member {member} of the lost node is replaced");
@@ -149,8 +149,7 @@ async fn await_replaced(sandbox: &Sandbox, member: &str) -> Result<()> {
     replaced.await.map(drop)
 }
 
-/// The pods of `count` members, which the fault affects. The pods are sorted by name, and `pick` selects the pod that
-/// comes first.
+/// The pods of `count` members, for a fault. `pick` selects the first pod in the order of names.
 async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
     let mut pods = sandbox.member_pods(CLUSTER).await?;
     pods.sort_by_key(ResourceExt::name_any);
@@ -166,7 +165,7 @@ async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story)
     let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
     story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
     if let Err(error) = testbed.kill_containers(&running).await {
-        // The container may have ended before the signal was sent. In this case, the soak continues.
+        // Continues after an error, because the container may have stopped before the signal was sent.
         story.tell(&format!("  a container was not killed: {error:#}"));
     }
 }

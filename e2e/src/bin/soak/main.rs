@@ -1,8 +1,7 @@
-//! Injects random faults into a cluster while clients use it, and checks the responses to the clients: `cargo xtask
-//! soak`.
+//! The soak injects random faults into a cluster that clients use, and then checks the responses to the clients:
+//! `cargo xtask soak`.
 //!
-//! The faults depend only on the seed. Their timing depends on the machine, so the same seed can lead to different
-//! results.
+//! The seed determines the faults, but not their timing, so two runs with the same seed can have different results.
 
 #![allow(clippy::large_futures)] // A soak is one large future.
 
@@ -27,23 +26,23 @@ use e2e::{DEADLINE, Env, Sandbox, Testbed, until};
 use crate::story::Story;
 
 const CLUSTER: &str = "c";
-/// The number of watchers that run from start to end.
+/// Number of watchers that run during the whole soak.
 const WATCHERS: usize = 3;
-/// After each step, this many operations of clients must be answered, which shows that the cluster serves clients.
+/// After each step, clients must receive this many more responses. This shows that the cluster serves clients.
 const OPERATIONS_AFTER_STEP: usize = 20;
-/// The minor releases between which the plan upgrades and downgrades the cluster.
+/// The minor releases for upgrades and downgrades of the cluster.
 const MINORS: [&str; 3] = ["3.5", "3.6", "3.7"];
 
-/// Inject random faults into a cluster while clients use it, and check the responses to the clients.
+/// Inject random faults into a cluster that clients use, and check the responses to the clients.
 #[derive(Parser)]
 struct Arguments {
-    /// How long to inject faults. The cluster recovers from the last fault afterwards.
+    /// Minutes to inject faults. After this time, the cluster recovers from the last fault.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// The seed of the faults. Default: a new one.
+    /// The seed of the faults. Default: a random seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// The folder for the history, the story and the pages of a violation.
+    /// The folder for the history of the operations, the log of the steps, and the HTML pages of violations.
     #[arg(long, default_value = "soak")]
     output: PathBuf,
 }
@@ -54,7 +53,7 @@ async fn main() -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
     let folder = arguments.output.join(seed.to_string());
-    // The pages of an earlier run with this seed are removed, because they could be mistaken for results of this run.
+    // Files of an earlier run with this seed could be mistaken for results of this run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let soak = Soak {
@@ -73,7 +72,7 @@ struct Soak {
     folder: PathBuf,
 }
 
-/// The operations and events that the clients and watchers observed.
+/// The history that clients and watchers observed.
 #[derive(Default)]
 struct Observed {
     operations: Vec<Operation>,
@@ -91,7 +90,7 @@ impl Soak {
             self.observe(&sandbox, testbed, &mut observed).await
         })
         .await;
-        // The history is checked even if the soak ended with an error, because a violation may explain the error.
+        // After an error, the history is also checked, because a violation may explain the error.
         let checked = self.check(&observed).await;
         sandbox.delete().await;
         let problems: Vec<String> = [outcome, checked]
@@ -147,12 +146,12 @@ impl Soak {
             }
             .with_context(|| format!("step {number}"));
         }
-        // After an error, the history contains everything up to the error, so it is collected too.
+        // After an error, the clients are also stopped and their history is collected, so that it can be checked.
         let ended = clients_end(clients, watchers, &recorder, observed).await;
         broken.and(ended)
     }
 
-    /// Carries out one step of the plan, and waits until the cluster is healthy again.
+    /// Carries out one step of the plan, and waits until the cluster matches its spec and serves clients.
     async fn take(
         &self,
         step: &Step,
@@ -183,7 +182,7 @@ impl Soak {
         }
     }
 
-    /// Waits until the clients have completed [`OPERATIONS_AFTER_STEP`] more operations.
+    /// Waits until the clients have received [`OPERATIONS_AFTER_STEP`] more responses.
     async fn serves(&self, recorder: &Recorder) -> Result<()> {
         let before = recorder.answered();
         until(
@@ -248,7 +247,7 @@ impl Soak {
     }
 }
 
-/// Stops the clients and collects the history. An additional watcher then reads all events from the first revision on.
+/// Stops the clients and collects their history. Then a new watcher reads all events from the first revision on.
 async fn clients_end(
     clients: Clients,
     watchers: Vec<Watcher>,
@@ -269,7 +268,7 @@ async fn clients_end(
     ended
 }
 
-/// For each minor release in [`MINORS`], its newest release on the nodes.
+/// For each minor release in [`MINORS`], its newest patch release that the nodes have.
 fn versions(env: &Env) -> Result<Vec<String>> {
     MINORS.iter().map(|minor| env.newest_of(minor)).collect()
 }

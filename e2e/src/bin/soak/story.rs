@@ -1,4 +1,4 @@
-//! The log of a soak: its events with their times, on standard output and in a file.
+//! The log of a soak: lines with times, on standard output and in the file `story.txt`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Writes the lines of the log, on standard output and to the file.
+/// Writes the log to standard output and to a file.
 pub(crate) struct Story {
     start: Instant,
     file: Mutex<File>,
@@ -29,14 +29,14 @@ impl Story {
         self.start.elapsed()
     }
 
-    /// Writes a line with the time since the start of the soak to standard output and to the file.
+    /// Writes a line with the time since the start of the soak and the time of day.
     pub(crate) fn tell(&self, text: &str) {
         let clock = jiff::Timestamp::now().strftime("%H:%M:%S");
         let line = format!("{:7.1} s  {clock}  {text}", self.elapsed().as_secs_f64());
         println!("{line}");
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = writeln!(file, "{line}") {
-            eprintln!("the story cannot be written: {error}");
+            eprintln!("cannot write to story.txt: {error}");
         }
     }
 }

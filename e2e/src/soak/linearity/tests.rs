@@ -1,10 +1,10 @@
-//! The checker accepts correct histories and finds each violation that a test adds.
+//! Tests: the checker accepts correct histories, and finds each violation.
 
 use std::path::PathBuf;
 
 use super::*;
 
-/// The path of the checker: from `LINEARIZE_BIN`, or else the newest build in the cache of the testbed.
+/// The path of the checker: the variable `LINEARIZE_BIN`, or else the newest build in the cache of the testbed.
 fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("LINEARIZE_BIN") {
         return named.into();
@@ -109,7 +109,7 @@ async fn linearity_check_accepts_sequential_operations() {
 async fn linearity_check_accepts_concurrent_writes_in_either_order() {
     let writes = [put("a", (1, Some(9)), 11), put("b", (2, Some(8)), 10)];
     accepted(&[&writes[..], &[get("a", (10, 11), 11)]].concat()).await;
-    // The revisions determine the order of the two writes.
+    // The revisions show that `a` was written last, so a later read cannot return `b`.
     violated(&[&writes[..], &[get("b", (10, 11), 10)]].concat()).await;
 }
 
@@ -118,10 +118,10 @@ async fn linearity_check_accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The write has no response, so it may take effect between the two reads. The history is linearizable.
+    // The write of `b` has no response, so it can take effect between the two reads.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
-    // After a read of the new value, no later read may return the old value.
+    // A read has returned `b`, so no later read may return `a`.
     let reads = [get("b", (9, 10), 11), get("a", (11, 12), 10)];
     violated(&[&writes[..], &reads].concat()).await;
 }
@@ -131,13 +131,13 @@ async fn linearity_check_accepts_unanswered_swap_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), swap("a", "b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The swap expects a value that the key never has, so it can have no effect.
+    // The swap expects `x`, which the key never contains, so it cannot write `b`.
     let writes = [put("a", (1, Some(2)), 10), swap("x", "b", (3, None), 0)];
     violated(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
 }
 
-/// The checker assumes that a write without a response took effect before the first operation that observed its value,
-/// and leaves out the write if no operation observed it. Without this rule, this check would take more than a minute.
+/// The checker assumes that a write without a response happened just before the first read of its value, and ignores
+/// the write if no operation read its value. Otherwise this check would take more than a minute.
 #[tokio::test]
 async fn linearity_check_accepts_many_unanswered_writes_without_long_search() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
@@ -176,14 +176,14 @@ async fn linearity_check_finds_stale_read() {
 
 #[tokio::test]
 async fn linearity_check_finds_duplicated_swap() {
-    // Both swaps have replaced the same value, which is a violation.
+    // Both swaps replaced the value `a`, but only one of them can have found it.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(6)), 11),
         swap("a", "c", (4, Some(7)), 12),
     ])
     .await;
-    // The swap has taken effect twice: before and after another write. This is a violation.
+    // The value `b` returns after the write of `c`, so the swap took effect twice.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(4)), 11),
@@ -209,8 +209,7 @@ async fn linearity_check_finds_value_at_wrong_revision() {
 #[tokio::test]
 async fn linearity_check_finds_read_of_value_that_no_client_wrote() {
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 11)]).await;
-    // The read returned a value that no operation wrote. This is a violation even if its revision is the revision of a
-    // write.
+    // The read has the revision of an existing write, but a value that no client wrote.
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 10)]).await;
 }
 

@@ -1,4 +1,4 @@
-//! The checks accept a history without a violation, and find each violation that a test adds.
+//! Tests: the checks accept a correct history, and find each violation.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn get(key: &str, found: &str, revision: i64) -> Operation {
     }
 }
 
-/// A history of two keys. The client does not know the outcome of its write of `a3`.
+/// A history of two keys. The write of `a3` has no response.
 fn history() -> (Vec<Operation>, Vec<Event>) {
     let unanswered = Operation {
         end: None,
@@ -75,7 +75,7 @@ fn record(events: Vec<Event>) -> WatchRecord {
     }
 }
 
-/// The violations that the check finds after `change` has changed the events of one watcher.
+/// The violations if `change` modifies the events of one of two watchers.
 fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     let (operations, events) = history();
     let mut changed = events.clone();
@@ -83,7 +83,7 @@ fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     check_watches(&operations, &[record(events), record(changed)]).join("\n")
 }
 
-/// The violations that the check finds after `change` has changed the operations of the clients.
+/// The violations if `change` modifies the operations of the clients.
 fn violations_of_clients(change: impl FnOnce(&mut Vec<Operation>)) -> String {
     let (mut operations, events) = history();
     change(&mut operations);

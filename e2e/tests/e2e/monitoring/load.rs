@@ -1,4 +1,4 @@
-//! The load in the test of the alerts: writes of clients, and moves of the leadership.
+//! Writes keys and transfers the leadership, to make alerts fire.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use anyhow::Result;
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, plugin, until};
 
-/// The number of writes between two checks of the time limit.
+/// Number of writes before the next check of the time limit.
 const WRITES: usize = 32;
 
-/// Writes keys until etcd rejects a write because the database is full. `number` is the number of the next key.
+/// Writes keys until the database reaches its quota. `number` is the number of the next key.
 pub(super) async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     until("the database is full", DEADLINE, async || {
         for _ in 0..WRITES {
@@ -29,7 +29,7 @@ pub(super) async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     .await
 }
 
-/// Fills the database again whenever the operator has freed space. Returns only with an error.
+/// Fills the database again when the operator has freed space. Returns only after an error.
 pub(super) async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     loop {
         fill(keys, number).await?;
@@ -37,7 +37,7 @@ pub(super) async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<(
     }
 }
 
-/// Writes a few small keys again and again. On a slow disk, a write can fail.
+/// Writes small keys without end. Writes may fail, because the disk is slow.
 pub(super) async fn keep_writing(keys: &Keyspace) {
     for number in 0_u64.. {
         let key = format!("small/{}", number % 8);
@@ -48,13 +48,13 @@ pub(super) async fn keep_writing(keys: &Keyspace) {
     }
 }
 
-/// Moves the leadership of the cluster `orders`. Retries if the plugin refuses the move because a member has no leader,
-/// as directly after the previous move.
+/// Transfers the leadership of the cluster `orders`. Retries if the plugin refuses the transfer, for example because a
+/// member has no leader yet.
 pub(super) async fn move_leader(sandbox: &Sandbox, next: &str) -> Result<()> {
     let words = ["move-leader", "orders", "--to", next, "--yes"];
     until("the leadership moves", DEADLINE, async || {
         match plugin::run(sandbox, &words).await {
-            // The answer to the previous attempt was lost.
+            // An earlier attempt transferred the leadership, but its response was lost.
             Err(error) if format!("{error:#}").contains("already the leader") => Ok(Poll::Done(())),
             outcome => outcome.map(|_| Poll::Done(())),
         }

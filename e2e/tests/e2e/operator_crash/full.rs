@@ -1,5 +1,4 @@
-//! The operator crashes before each of its writes to etcd and to Kubernetes. Without `--full`, the tests cover only
-//! some of these writes.
+//! The operator crashes before each of its writes to etcd and Kubernetes. These tests run only with `--full`.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,7 +15,7 @@ use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest};
 use crate::volume_growth::{claims, request_size, requested};
 
-/// Failpoints before the writes for a new cluster of three members on volumes, in their order.
+/// Failpoints of the creation of a cluster with three members and volumes, in order.
 const BOOTSTRAP: &[&str] = &[
     "before-record-intent",
     "before-apply-headless",
@@ -30,15 +29,15 @@ const BOOTSTRAP: &[&str] = &[
     "before-label-pod",
     "before-apply-client",
 ];
-/// Failpoints before the writes that add a member.
+/// Failpoints of an added member.
 const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
     "before-promote-member",
 ];
-/// The failpoint before the write that transfers the leadership before the leader's volume is replaced.
+/// The failpoint before the leader transfers its leadership, because its volume is to be replaced.
 const HANDOVER: &[&str] = &["before-move-leader"];
-/// Failpoints before the writes that remove a member.
+/// Failpoints of a removed member.
 const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
@@ -46,12 +45,12 @@ const SHRINK: &[&str] = &[
     "before-delete-disk",
     "before-delete-service",
 ];
-/// The failpoint before the write that repairs a Service after a user has changed it.
+/// The failpoint before the repair of a Service that a user has changed.
 const REPAIR: &[&str] = &["before-repair-service"];
-/// Failpoints before the writes for changes of the pod spec that do not restart pods.
+/// Failpoints of spec changes that do not restart pods.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// Failpoints before the writes for a change to the next minor release and back.
+/// Failpoints of an upgrade to the next minor release and of the downgrade.
 const VERSIONS: &[&str] = &[
     "before-append-entries",
     "before-record-raft-log",
@@ -60,17 +59,17 @@ const VERSIONS: &[&str] = &[
     "before-patch-image",
     "before-settle-image",
 ];
-/// Failpoints before the writes after most keys of a full database were deleted.
+/// Failpoints of the recovery of a full database after its keys were deleted.
 const NO_SPACE: &[&str] = &[
     "before-compact",
     "before-record-defragmentation",
     "before-defragment",
     "before-disarm",
 ];
-/// The failpoint before the write that enlarges a volume.
+/// The failpoint before the growth of a volume.
 const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
-/// The failpoints of the tests in this file.
+/// All failpoints of the tests in this file.
 pub(super) const POINTS: [&[&str]; 10] = [
     BOOTSTRAP,
     GROW,
@@ -160,8 +159,8 @@ async fn member_changes_resume_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // The pods have a resource request from the start, because Kubernetes does not change the QoS class of a
-        // running pod. A pod without a request could not be resized in place later.
+        // The pods have a resource request from the beginning. Kubernetes does not change the QoS class of a running
+        // pod, so a pod without a request could not be resized in place.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;

@@ -1,4 +1,4 @@
-//! Tests of the validation of an EtcdCluster.
+//! Tests: the validation of an EtcdCluster.
 
 use super::*;
 use crate::cluster::{MemberTls, Recovery, StaticTls};
@@ -116,7 +116,7 @@ fn reserved_variable_is_rejected_with_any_value_source() {
     assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
 }
 
-/// Manifests of coreos/etcd-operator can set these options only with variables.
+/// coreos/etcd-operator has no fields for these options, so its users set the variables.
 #[test]
 fn environment_variable_is_rejected_if_spec_sets_same_option() {
     for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([

@@ -1,15 +1,15 @@
-//! Tests of the plugin's archive and of its manifest. Krew installs the plugin.
+//! Tests: the archives and the manifest of the plugin, which Krew installs.
 
 use super::*;
 
-/// The files of a release: the folder with a program, and the folder with the archives and the manifest.
+/// A folder with a program, and a folder with the archives and the manifest.
 struct Files {
     work: tempfile::TempDir,
     new: tempfile::TempDir,
 }
 
 impl Files {
-    /// Writes a program that prints a text, instead of the plugin.
+    /// Creates a script that stands in for the program of the plugin.
     fn new() -> Self {
         let files = Self {
             work: tempfile::tempdir().unwrap(),
@@ -23,7 +23,7 @@ impl Files {
         self.work.path().join("kubectl-etcd")
     }
 
-    /// An archive as the machine of another architecture would write it.
+    /// An archive of the plugin for another architecture.
     fn other(&self, name: &str) -> PathBuf {
         let path = self.work.path().join(name);
         fs::write(&path, "other").unwrap();
@@ -39,7 +39,7 @@ impl Files {
         serde_yaml_ng::from_str(&text).unwrap()
     }
 
-    /// Runs `krew install` with the manifest and this archive, in its own directory `krew`.
+    /// Runs `krew install` with the manifest and this archive, in its own directory.
     fn install(&self, archive: &str) -> Result<String> {
         let mut command = Command::new(programs::krew()?);
         command
@@ -58,7 +58,7 @@ impl Files {
     }
 }
 
-/// The other architecture that a release can contain.
+/// The other architecture of the plugin.
 fn other_architecture() -> &'static str {
     match crate::archive::architecture() {
         "amd64" => "arm64",
@@ -89,7 +89,7 @@ fn krew_rejects_archive_with_another_checksum() {
     assert!(error.contains("checksum"), "{error}");
 }
 
-/// The rules are those of `ValidatePlugin` and of the naming guide of Krew.
+/// The rules come from `ValidatePlugin` and the naming guide of Krew.
 #[test]
 fn plugin_manifest_follows_krew_schema() {
     let files = Files::new();
@@ -121,7 +121,7 @@ fn plugin_manifest_follows_krew_schema() {
     assert_eq!(spec["version"], format!("v{}", release.version));
     assert_eq!(spec["homepage"], "https://git.example.com/etcd-operator");
     let short = spec["shortDescription"].as_str().unwrap();
-    // The list of plugins on a terminal cuts longer texts.
+    // Krew truncates longer texts in its list of plugins.
     assert!(
         !short.is_empty() && short.len() <= 50 && !short.contains('\n'),
         "{short}"
@@ -207,7 +207,7 @@ fn files_url_comes_from_option_or_source_repository() {
     assert_eq!(files_url(&options(&[]), &unknown), None);
 }
 
-/// Parses the options of `dist`.
+/// A parser for the options of `dist`.
 #[derive(clap::Parser)]
 struct Wrapper {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The object stores of the tests. They listen on the address of the bridge, which the pods and the host can reach.
+//! The object stores of the tests. They listen on the IP address of the bridge, which pods and the host can reach.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -12,16 +12,16 @@ use crate::progress;
 pub(crate) const S3_PORT: u16 = 7070;
 pub(crate) const S3_REGION: &str = "us-east-1";
 
-/// The port of the Google Cloud Storage server. The server accepts any credentials.
+/// The port of the Google Cloud Storage server, which accepts any credentials.
 pub(crate) const GCS_PORT: u16 = 7071;
 
-/// Port of the Azure Blob Storage server.
+/// The port of the Azure Blob Storage server.
 pub(crate) const ABS_PORT: u16 = 7072;
-/// The account of the Azure Blob Storage server, and its key. The key is public.
+/// The account of the Azure Blob Storage server, and its key, which is not secret.
 pub(crate) const ABS_ACCOUNT: &str = "testbed";
 pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
 
-/// The bucket (Google) or container (Azure) that all tests share. In S3, each test creates its own bucket.
+/// The bucket (Google) or container (Azure) of all tests. In S3, each test creates its own bucket.
 pub(crate) const BUCKET: &str = "backups";
 
 pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
@@ -86,7 +86,7 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Waits until every started object store accepts connections.
+/// Waits until all started object stores accept connections.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.addresses().gateway();
     let listens = |port: u16| {

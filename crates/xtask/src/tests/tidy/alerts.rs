@@ -13,8 +13,7 @@ use crate::{programs, shell};
 const CASES: &str = "crates/xtask/src/tests/tidy/alerts.yaml";
 const RECORDING_CASES: &str = "crates/xtask/src/tests/tidy/recordings.yaml";
 
-/// The alerts of the chart as a rule file of Prometheus. They are rendered for the cluster operator in the namespace
-/// `operators`.
+/// The alerts of the chart as a rule file of Prometheus, for the cluster operator in the namespace `operators`.
 fn rules() -> Value {
     let chart = root().join("charts/etcd-operator/alerts.yaml");
     let text = fs::read_to_string(chart).unwrap();
@@ -59,7 +58,7 @@ pub(super) fn promtool(arguments: &[&str], folder: &Path) {
     shell::output(command.args(arguments).current_dir(folder)).unwrap();
 }
 
-/// Rules are not evaluated here: promtool only parses every name, expression and template.
+/// The rules are not evaluated: promtool only parses names, expressions and templates.
 #[test]
 fn prometheus_accepts_all_rules() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +74,8 @@ fn each_alert_fires_and_ends() {
     let mut names = BTreeSet::new();
     for (_, group) in alerts.as_mapping_mut().unwrap() {
         for rule in group.as_sequence_mut().unwrap() {
-            // promtool compares annotations word by word. This test does not check their wording, so they are removed.
+            // promtool compares the exact text of annotations. They are removed, because this test does not check
+            // their wording.
             rule.as_mapping_mut().unwrap().remove("annotations");
             names.insert(rule["alert"].as_str().unwrap().to_owned());
         }

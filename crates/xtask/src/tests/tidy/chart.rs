@@ -13,10 +13,10 @@ use super::alerts::recordings;
 use super::documents::anchors;
 use super::root;
 
-/// The sections of the chart values for the three operators. All sections have the same settings, so the README lists
-/// the settings of the first section only.
+/// The sections of the chart values for the three operators. All have the same settings, so the README lists only
+/// those of the first section.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
-/// Maximum number of characters of a default in the README's table. Instead of a longer default, the table refers to
+/// The maximum number of characters of a default in the README's table. For a longer default, the table refers to
 /// values.yaml.
 const LONGEST_DEFAULT: usize = 60;
 const TABLE: &str = "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n";
@@ -38,20 +38,20 @@ fn schema() -> Json {
     serde_json::from_str(&read(chart("values.schema.json"))).unwrap()
 }
 
-/// The node of the schema to which `node` refers. If `node` contains no reference, `node` itself.
+/// The node of the schema to which `node` refers, or `node` itself if it contains no reference.
 fn resolved<'a>(schema: &'a Json, node: &'a Json) -> &'a Json {
     let pointer = node["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
     pointer.map_or(node, |pointer| schema.pointer(pointer).unwrap())
 }
 
-/// A value that the user can set, with its default and description.
+/// A value that users can set, with its default and description.
 struct Leaf<'a> {
     path: String,
     default: &'a Value,
     description: &'a str,
 }
 
-/// The values that a user can set, as the schema defines them. A mapping is one value if the schema does not list its
+/// The values that users can set, according to the schema. A mapping is one value if the schema does not list its
 /// properties.
 fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     fn collect<'a>(
@@ -84,7 +84,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property in the schema: its path, and its definition with all references resolved.
+/// Every property in the schema: its path, and its definition with resolved references.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -120,13 +120,13 @@ fn schema_describes_every_chart_value() {
         silent.is_empty(),
         "chart values without a description: {silent:#?}"
     );
-    // `leaves` panics for a value that the schema does not define, so this call also checks the schema.
+    // This also checks the schema, because `leaves` panics for a value that the schema does not define.
     assert!(leaves(&schema, &values).len() > 100);
 }
 
 #[test]
 fn values_file_contains_every_property_of_chart_schema() {
-    /// Properties for which values.yaml has no default: fields of Kubernetes objects, and the alerts.
+    /// Properties without a default in values.yaml: fields of Kubernetes objects, and the alerts.
     const WITHOUT_DEFAULT: [&str; 4] = [
         "livenessProbe.",
         "readinessProbe.",
@@ -152,7 +152,7 @@ fn values_file_contains_every_property_of_chart_schema() {
     );
 }
 
-/// The table of values in the chart's README, in Markdown.
+/// The table of values in the chart's README, as Markdown.
 fn table(schema: &Json, values: &Value) -> String {
     let mut rows = String::from("| value | default | description |\n|---|---|---|\n");
     let leaves = leaves(schema, values);
@@ -197,7 +197,7 @@ fn chart_readme_has_every_value() {
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
-    // The table is the last part of the README.
+    // The table is at the end of the README.
     let expected = format!("{head}{TABLE}\n{rows}");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &expected).unwrap();
@@ -209,7 +209,7 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// The cases are those that the end-to-end tests render. The test fails if a chart value is not set in any case.
+/// The end-to-end tests render these cases. The test fails if no case sets a chart value.
 #[test]
 fn rendered_test_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));

@@ -1,5 +1,5 @@
-//! The commands in the documents and in the comments of the examples use flags, values, fields, conditions and files
-//! that exist.
+//! Checks that the flags, values, fields, conditions and files exist that commands in the documents and in comments of
+//! the examples use.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,8 +14,8 @@ use super::root;
 use super::schemas::{KINDS, Schema, nested};
 use crate::Cli;
 
-/// Flags of other programs that the documents name: first kubectl, then Helm, Docker, skopeo, cargo, etcd, etcdctl and
-/// etcdutl, and the benchmarks.
+/// Flags of other programs in the documents: kubectl, Helm, Docker, skopeo, cargo, etcd, etcdctl, etcdutl, and the
+/// benchmarks.
 const OTHER_FLAGS: &[&str] = &[
     "delete-all",
     "snapshot-count",
@@ -55,7 +55,7 @@ const OTHER_FLAGS: &[&str] = &[
     "rounds",
 ];
 
-/// Texts in the form of a chart value that are no chart values: filters of the log.
+/// Filters of the log, which look like chart values.
 const NO_VALUES: [&str; 2] = ["kube=warn", "kube_runtime=warn"];
 
 fn words(command: &str) -> Vec<String> {
@@ -85,8 +85,7 @@ fn faults(command: &str) -> Vec<String> {
     found
 }
 
-/// The arguments of a `cargo xtask` command. The command can also be inside of `$(...)`. `None` if the line contains no
-/// such command.
+/// The arguments of a `cargo xtask` command, which can be in `$(...)`. `None` if the line contains no such command.
 fn command_of_xtask(line: &str) -> Option<Vec<String>> {
     let (_, rest) = line.split_once("cargo xtask ")?;
     let ends = [" #", " |", " &&", ";", ")"];
@@ -135,7 +134,7 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     let Some((path, value)) = setting.split_once('=') else {
         return vec![format!("{setting} has no value")];
     };
-    // A list is in braces in an argument of Helm, and in brackets in YAML.
+    // Lists have braces in an argument of Helm, and brackets in YAML.
     let list = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     let yaml = list.map_or_else(|| value.to_owned(), |list| format!("[{list}]"));
     let parsed = serde_yaml_ng::from_str(&yaml).ok().filter(|_| !is_text);
@@ -143,7 +142,7 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     schema.faults(&nested(path, value))
 }
 
-/// The custom resource kind, such as `EtcdCluster`, that a kubectl command reads or changes. `None` for all other
+/// The custom resource kind, such as `EtcdCluster`, that a kubectl command reads or changes. `None` for other
 /// resources.
 fn kind(words: &[String]) -> Option<&'static str> {
     if words.first().is_none_or(|it| it != "kubectl") {
@@ -170,11 +169,11 @@ fn faults_of_patch(kind: &str, words: &[String]) -> Vec<String> {
     };
     match serde_json::from_str::<Value>(patch) {
         Ok(patch) => Schema::of_kind(kind).faults(&patch),
-        Err(error) => vec![format!("{patch} is no JSON: {error}")],
+        Err(error) => vec![format!("{patch} is not JSON: {error}")],
     }
 }
 
-/// The fields in the JSONPath of a command that the schema of the kind does not have.
+/// The fields in the JSONPath of a command that are not in the schema of the kind.
 fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
     let schema = Schema::of_kind(kind);
     let paths = command.split("jsonpath=").skip(1).flat_map(fields);
@@ -185,7 +184,7 @@ fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
         .collect()
 }
 
-/// The fields that a JSONPath template reads, without their first dot. An item of a list is written as `[]`.
+/// The fields that a JSONPath template reads, without their first dot. A list item is written as `[]`.
 fn fields(template: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut range = String::new();
@@ -205,7 +204,7 @@ fn fields(template: &str) -> Vec<String> {
     found
 }
 
-/// The path of a field without its first dot, without indexes and without filters.
+/// The path of a field without its first dot, indexes and filters.
 fn plain(path: &str) -> String {
     let mut parts = path.trim_start_matches('.').split('[');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -219,7 +218,7 @@ fn plain(path: &str) -> String {
 static CONDITIONS: LazyLock<String> =
     LazyLock::new(|| fs::read_to_string(root().join("crates/api/src/conditions.rs")).unwrap());
 
-/// The conditions that a `kubectl wait` names, but that no kind of this project has.
+/// The conditions in a `kubectl wait` that no kind of this project has.
 fn faults_of_conditions(words: &[String]) -> Vec<String> {
     let named = words
         .iter()
@@ -227,7 +226,7 @@ fn faults_of_conditions(words: &[String]) -> Vec<String> {
     let named = named.filter_map(|condition| condition.split('=').next());
     named
         .filter(|name| *name != "Managed" && !CONDITIONS.contains(&format!(" = \"{name}\",")))
-        .map(|name| format!("{name} is no condition"))
+        .map(|name| format!("{name} is not a condition"))
         .collect()
 }
 
@@ -262,7 +261,7 @@ fn wrong_commands_in_documents_are_detected() {
         ("eval \"$(cargo xtask testbed envs)\"", "envs"),
         (
             "helm install a charts/etcd-operator --set image.tak=1",
-            ".image.tak is no field",
+            ".image.tak is not a field",
         ),
         (
             "helm upgrade a charts/etcd-operator --set backupOperator.replicas=two",
@@ -278,9 +277,9 @@ fn wrong_commands_in_documents_are_detected() {
         ),
         (
             "kubectl -n N patch etcdcluster main --type merge -p '{\"spec\":{\"pause\":true}}'",
-            ".spec.pause is no field",
+            ".spec.pause is not a field",
         ),
-        ("kubectl patch etcdbackup/a -p '{\"spec\":'", "is no JSON"),
+        ("kubectl patch etcdbackup/a -p '{\"spec\":'", "is not JSON"),
         (
             "kubectl get etcdcluster a -o jsonpath='{range .status.memberDetails[*]}{.nam}{end}'",
             "status.memberDetails[].nam",
@@ -291,7 +290,7 @@ fn wrong_commands_in_documents_are_detected() {
         ),
         (
             "kubectl wait etcd/a --for=condition=Finished --timeout=5m",
-            "Finished is no condition",
+            "Finished is not a condition",
         ),
         (
             "helm install a charts/etcd-operator --set 'watchNamespaces={a,b},clusterWyde=true'",
@@ -323,7 +322,7 @@ fn xtask_flags() -> BTreeSet<String> {
 }
 
 /// The flags of `kubectl etcd`, from docs/kubectl-reference.md. The tests of the crate `kubectl-etcd` generate this
-/// page, and check the commands of the plugin in the documents.
+/// page, and check the plugin's commands in the documents.
 fn plugin_flags() -> BTreeSet<String> {
     let page = fs::read_to_string(root().join("docs/kubectl-reference.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -334,7 +333,7 @@ fn plugin_flags() -> BTreeSet<String> {
     flags.map(str::to_owned).collect()
 }
 
-/// The flags in the prose of a document that are not flags of a known program.
+/// The flags in the prose of a document that no known program has.
 fn unknown_flags(text: &str) -> Vec<&str> {
     let mut known = operator_flags();
     known.extend(xtask_flags());
@@ -396,8 +395,8 @@ fn chart_values_named_in_documents_exist() {
     assert!(sets_value("crds.install=false") && !sets_value("serves: app"));
 }
 
-/// The annotations, labels and finalizers in a text that the API does not have. `names` is the source file that defines
-/// the names of the API.
+/// The annotations, labels and finalizers in a text that the API does not have. `names` is the source file with the
+/// names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
     // `kubectl get` prints an object as `etcdcluster.etcd.database.coreos.com/NAME`.
@@ -412,7 +411,8 @@ fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     found.filter(|name| !exists(name)).collect()
 }
 
-/// A misspelled annotation in a command has no effect and causes no error, because Kubernetes accepts every annotation.
+/// A misspelled annotation in a command has no effect and causes no error, because Kubernetes accepts every
+/// annotation.
 #[test]
 fn annotations_named_in_documents_exist() {
     let names = fs::read_to_string(root().join("crates/api/src/names.rs")).unwrap();

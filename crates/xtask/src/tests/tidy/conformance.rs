@@ -1,4 +1,4 @@
-//! Checks of docs/conformance.md and of the invariants that docs/architecture.md lists.
+//! Checks docs/conformance.md, and the invariants in docs/architecture.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use super::{documents, named_tests, root};
 use crate::conformance::{Line, PAGE, Source, lines, names_invariant, sources};
 use crate::prose::in_backticks;
 
-/// The number of known defects of coreos/etcd-operator v0.9.4 that docs/conformance.md lists.
+/// The number of known defects of coreos/etcd-operator v0.9.4 in docs/conformance.md.
 const DEFECTS: usize = 34;
 /// The minimum number of words in a test name. Shorter names in backticks are skipped, because they can also be fields
 /// or functions.
@@ -55,8 +55,8 @@ fn conformance_page_names_existing_files_with_tests() {
     assert!(wrong.is_empty(), "{PAGE}: {wrong:#?}");
 }
 
-/// The page must name files and not tests, because a renamed test would make the page wrong. `UPDATE=1` replaces each
-/// test name in the page with the file of the test.
+/// The page must name files instead of tests, because a renamed test would make the page wrong. `UPDATE=1` replaces
+/// each test name in the page by the file of the test.
 #[test]
 fn conformance_page_names_files_instead_of_tests() {
     let page = page();
@@ -75,8 +75,8 @@ fn conformance_page_names_files_instead_of_tests() {
     );
 }
 
-/// The page with each test name replaced by the file of the test. In the row of an invariant, a file with a test that
-/// names the invariant is left out, because the command `conformance` finds this test by the invariant.
+/// The page with each test name replaced by the file of the test. The row of an invariant omits files with a test that
+/// names the invariant, because the command `conformance` finds this test by the invariant.
 fn with_files(page: &str, sources: &[Source]) -> String {
     let lines = page.lines().map(|line| match lines(line).pop() {
         Some(entry) => row_with_files(line, &entry, sources),
@@ -116,7 +116,7 @@ fn row_with_files(row: &str, line: &Line, sources: &[Source]) -> String {
     cells.join("|")
 }
 
-/// A shorter form of the path: without `crates/`, and with `e2e/` instead of `e2e/tests/e2e/`.
+/// The path without `crates/`, and with `e2e/` instead of `e2e/tests/e2e/`.
 fn short_path(path: &str) -> String {
     let short = path.strip_prefix("crates/").unwrap_or(path);
     short.replace("e2e/tests/e2e/", "e2e/")
@@ -168,7 +168,7 @@ fn each_invariant_is_named_by_code_and_test() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// docs/architecture.md names for each invariant a file that enforces the invariant, and a file that tests it.
+/// For each invariant, docs/architecture.md names a file that enforces the invariant and a file that tests it.
 #[test]
 fn architecture_page_names_code_and_test_of_each_invariant() {
     let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();

@@ -1,5 +1,5 @@
-//! Checks the Grafana dashboards of the chart, and the metrics of etcd that dashboards, alerts and recording rules use.
-//! The end-to-end tests run every query.
+//! Checks the Grafana dashboards of the chart, and the metrics of etcd in dashboards, alerts and recording rules. The
+//! end-to-end tests run every query.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,14 +18,14 @@ use super::root;
 use crate::{programs, shell};
 
 const FOLDER: &str = "charts/etcd-operator/dashboards";
-/// The variable of Grafana for the range of `rate`. Users do not define it.
+/// The Grafana variable for the range of `rate`, which users do not define.
 const RATE_INTERVAL: &str = "__rate_interval";
 /// Suffixes of the series of a histogram.
 const HISTOGRAM: [&str; 3] = ["_bucket", "_count", "_sum"];
-/// etcd serves these metrics only if the cluster has other members. The end-to-end tests query them.
+/// Metrics that etcd serves only if the cluster has other members. The end-to-end tests query them.
 const ONLY_WITH_PEERS: [&str; 1] = ["etcd_network_peer_round_trip_time_seconds"];
 
-/// A file of the chart: its name, its text, and the dashboard.
+/// A dashboard file of the chart.
 struct Dashboard {
     file: String,
     text: String,
@@ -89,7 +89,7 @@ fn used_variables(expression: &str) -> BTreeSet<&str> {
 fn filled(expression: &str) -> String {
     let ranged = expression.replace(&format!("${RATE_INTERVAL}"), "5m");
     let names = used_variables(&ranged);
-    // The longest name first, because a name can begin with another name.
+    // The longest name is first, because a name can begin with another name.
     let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     let fill = |text: String, name: &String| text.replace(&format!("${name}"), "x");
@@ -97,7 +97,7 @@ fn filled(expression: &str) -> String {
 }
 
 /// True if the dashboard defines every color of the panel. Without thresholds or mappings, Grafana shows numbers from
-/// 80 on in red. A table shows the colors of mappings only in cells of the type `color-text`.
+/// 80 on in red. Tables show the colors of mappings only in cells of the type `color-text`.
 fn has_colors(panel: &Json) -> bool {
     let defaults = &panel["fieldConfig"]["defaults"];
     if panel["type"] == "stat" {
@@ -168,7 +168,7 @@ fn dashboards_have_unique_panels_units_and_variables() {
     }
 }
 
-/// promtool checks rules, so each query becomes a recording rule.
+/// Each query becomes a recording rule, because promtool checks only rules.
 #[test]
 fn prometheus_accepts_all_dashboard_queries() {
     let mut rules = Vec::new();
@@ -188,7 +188,7 @@ fn prometheus_accepts_all_dashboard_queries() {
     promtool(&["check", "rules", "rules.yaml"], folder.path());
 }
 
-/// The example is the configuration of a Prometheus that runs without the Prometheus operator.
+/// The example is the configuration of a Prometheus without the Prometheus operator.
 #[test]
 fn prometheus_accepts_example_configuration() {
     let example = root().join("examples/example-monitoring.yaml");
@@ -207,13 +207,13 @@ fn prometheus_accepts_example_configuration() {
     promtool(&words, folder.path());
 }
 
-/// The metric of a series: without the suffix of a histogram.
+/// The metric of a series, without the suffix of a histogram.
 fn metric_of(series: &str) -> &str {
     let suffix = HISTOGRAM.iter().find_map(|end| series.strip_suffix(end));
     suffix.unwrap_or(series)
 }
 
-/// A query for a metric that does not exist shows an empty panel.
+/// A query for a metric that does not exist would show an empty panel.
 #[test]
 fn dashboards_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
@@ -236,7 +236,7 @@ fn metrics_of_etcd(text: &str) -> BTreeSet<&str> {
     words.filter(is_of_etcd).map(metric_of).collect()
 }
 
-/// An etcd of one member. It ends when this value is dropped.
+/// An etcd with one member. It ends when this value is dropped.
 struct Etcd {
     process: Child,
     address: SocketAddr,
@@ -283,7 +283,7 @@ impl Etcd {
         }
     }
 
-    /// The answer of `/metrics`. Empty if etcd does not answer.
+    /// The response of `/metrics`. Empty if etcd does not respond.
     fn page(&self) -> String {
         let mut page = String::new();
         if let Ok(mut stream) = TcpStream::connect(self.address) {
@@ -294,7 +294,7 @@ impl Etcd {
     }
 }
 
-/// The metrics of etcd differ between its minor releases.
+/// The minor releases of etcd have different metrics.
 #[test]
 fn every_etcd_version_serves_metrics_of_dashboards_and_rules() {
     let alerts = root().join("charts/etcd-operator/alerts.yaml");

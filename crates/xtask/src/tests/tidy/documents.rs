@@ -1,4 +1,4 @@
-//! Checks that the files, headings, metrics, flags and reasons that documents and chart name exist.
+//! Checks that the files, headings, metrics, flags and reasons exist that documents and chart name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,7 @@ fn links(text: &str) -> Vec<&str> {
     rest.filter_map(|rest| rest.split(')').next()).collect()
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// The anchors of a document's headings, as on GitHub.
 pub(super) fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings
@@ -45,7 +45,7 @@ fn documents() -> Vec<(PathBuf, String)> {
     found.into_iter().map(read).collect()
 }
 
-/// The names of the operators' metrics in a text.
+/// The operators' metrics in a text.
 pub(super) fn metrics(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words
@@ -84,7 +84,7 @@ fn links_in_documents_have_targets() {
     );
 }
 
-/// The names of source files that a text contains in backticks.
+/// The source files that a text names in backticks.
 fn named_sources(text: &str) -> Vec<&str> {
     let is_source = |name: &&str| {
         Path::new(name)
@@ -95,7 +95,7 @@ fn named_sources(text: &str) -> Vec<&str> {
     in_backticks(text).filter(is_path).collect()
 }
 
-/// ADRs are not checked: they describe the source files at the time of the decision.
+/// ADRs are not checked, because they describe the source files at the time of the decision.
 #[test]
 fn source_files_named_in_documents_exist() {
     let mut sources = Vec::new();
@@ -106,8 +106,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // Code blocks are removed first: they contain no names in backticks, and the backticks of their fences would be
-        // taken for inline code.
+        // Code blocks are removed first, because they contain no names in backticks, and the backticks of their fences
+        // would look like inline code.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
@@ -126,7 +126,7 @@ fn source_files_named_in_documents_exist() {
     );
 }
 
-/// If a rule names a metric that does not exist, the alert never fires, or the rule records nothing.
+/// With a metric that does not exist, an alert never fires, and a recording rule records nothing.
 #[test]
 fn rules_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
@@ -134,7 +134,7 @@ fn rules_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // In the chart's templates, `WORD` stands for an operator: `cluster`, `backup` or `restore`.
+    // In the templates of the chart, `WORD` stands for an operator: `cluster`, `backup` or `restore`.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
@@ -173,7 +173,7 @@ pub(super) fn operator_flags() -> BTreeSet<String> {
     texts.iter().flat_map(|text| flags(text)).collect()
 }
 
-/// The flags that a source defines with clap attributes.
+/// The flags that clap attributes in a source define.
 fn flags(text: &str) -> Vec<String> {
     let defined = text.split("#[arg(").skip(1);
     let fields = defined.filter_map(|rest| {
@@ -193,7 +193,7 @@ fn section<'a>(document: &'a str, heading: &str) -> &'a str {
 
 #[test]
 fn operator_flags_are_documented() {
-    /// Flags of coreos/etcd-operator that no longer have an effect. Only the section about the migration may name them.
+    /// Flags of coreos/etcd-operator without an effect. Only the section about the migration may name them.
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
@@ -216,8 +216,8 @@ fn operator_flags_are_documented() {
     }
 }
 
-/// The text of all source files below a folder of `crates`, and of the file next to it: for the folder `a/b`, this is
-/// the file `a/b.rs`.
+/// The text of all source files below a folder of `crates`, and of the file with its name: for the folder `a/b`, the
+/// file `a/b.rs`.
 fn sources_of(folder: &str) -> String {
     let folder = root().join("crates").join(folder);
     let mut found = vec![folder.with_extension("rs")];
@@ -228,7 +228,7 @@ fn sources_of(folder: &str) -> String {
     texts.collect()
 }
 
-/// The words in upper camel case that directly follow the text `before`.
+/// The words in upper camel case directly after the text `before`.
 fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
     let rests = text.split(before).skip(1);
     let words = rests.filter_map(|rest| {
@@ -240,7 +240,7 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// A user who sees the reason of a condition must be able to find it in the documents.
+/// Users must find the reason of a condition in the documents.
 #[test]
 fn reasons_of_problems_are_documented() {
     const NO_PROBLEM: [&str; 19] = [
@@ -288,7 +288,7 @@ fn reasons_of_problems_are_documented() {
     }
 }
 
-/// The reasons in one of the lists of the cluster operator's enum.
+/// The reasons in a list of the cluster operator's enum.
 fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
     let rest = text.split_once(&format!("\n    {list} {{\n"));
     let list = rest.and_then(|(_, rest)| rest.split_once('}'));

@@ -18,7 +18,7 @@ fn script() -> String {
     lines.flat_map(|line| [line.trim(), "\n"]).collect()
 }
 
-/// A value as an expression of Lua.
+/// A value as a Lua expression.
 fn lua(value: &Value) -> String {
     match value {
         Value::Null => "nil".to_owned(),

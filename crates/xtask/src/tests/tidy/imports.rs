@@ -1,5 +1,5 @@
-//! Checks that the modules of a crate do not import each other in a cycle. Modules in a cycle cannot be tested or moved
-//! separately.
+//! Checks that the modules of a crate do not import each other in a cycle, because such modules cannot be tested or
+//! moved separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ type Module = Vec<String>;
 /// For each module, the modules of the same crate that it imports.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Modules that were in cycles when this check was written. Do not add modules: a new cycle is not allowed.
+/// Modules in cycles that existed when this check was written. Do not add modules.
 const KNOWN: [&str; 8] = [
     "xtask::image",
     "xtask::testbed",
@@ -35,8 +35,8 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// Adds the module that contains the item of this path: the longest prefix of the path that names a module. Paths
-    /// that do not start with `crate`, `self` or `super` are skipped.
+    /// Adds the module of the item with this path: the longest prefix of the path that names a module. Paths that do
+    /// not start with `crate`, `self` or `super` are skipped.
     fn add(&mut self, path: &[String]) {
         let mut at = self.module.clone();
         let mut rest = path;
@@ -89,7 +89,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         }
     }
 
-    /// The path in `pub(super)` is no import, so it is skipped.
+    /// The path in `pub(super)` is not an import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -139,7 +139,7 @@ fn imports(folder: &Path) -> Imports {
     sources.iter().map(read).collect()
 }
 
-/// Every module that `from` imports, directly or through other modules.
+/// All modules that `from` imports, directly or through other modules.
 fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut next = vec![from];
@@ -153,7 +153,7 @@ fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     reached
 }
 
-/// The modules that are part of a cycle, each with the imports that lead back to it.
+/// The modules in a cycle, each with the imports that lead back to it.
 fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports
         .keys()

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::blocks::{Page, blocks, inline_code, pages};
 use super::schemas::{KINDS, Schema, nested};
 
-/// Kinds of other projects. Their manifests are not checked, because their schemas are not in this repository.
+/// Kinds of other projects. Their manifests are not checked, because this repository does not contain their schemas.
 const OTHER_KINDS: [&str; 6] = [
     "GitRepository",
     "Kustomization",
@@ -15,9 +15,9 @@ const OTHER_KINDS: [&str; 6] = [
     "Service",
     "ServiceMonitor",
 ];
-/// Fields of other kinds that the prose names. They are not checked.
+/// Fields of other kinds in the prose. They are not checked.
 const OTHER_FIELDS: [&str; 2] = ["spec.config", "spec.template.metadata.labels"];
-/// Names of source files that have the form of a field. They are not checked.
+/// Names of source files that look like fields. They are not checked.
 const FILES: [&str; 1] = ["status.rs"];
 
 fn documents(text: &str) -> Vec<Value> {
@@ -27,8 +27,8 @@ fn documents(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The differences between a manifest and its schema. A manifest without `kind` is either a part of one of this
-/// project's objects, or values of the chart.
+/// The differences between a manifest and its schema. A manifest without `kind` is a part of an object of this
+/// project, or values of the chart.
 fn faults(document: &Value) -> Vec<String> {
     let values = Schema::of_values();
     match document["kind"].as_str() {
@@ -74,27 +74,27 @@ fn wrong_manifests_in_documents_are_detected() {
     for (text, expected) in [
         (
             "kind: EtcdCluster\nspec: {sise: 3}",
-            ".spec.sise is no field",
+            ".spec.sise is not a field",
         ),
         ("kind: EtcdKluster", "unknown kind EtcdKluster"),
         (
             "spec: {recovery: {polizy: Manual}}",
-            ".spec.recovery.polizy is no field",
+            ".spec.recovery.polizy is not a field",
         ),
         (
             "backupOperator: {replica: 2}",
-            ".backupOperator.replica is no field",
+            ".backupOperator.replica is not a field",
         ),
         (
             "kind: HelmRelease\nspec: {values: {images: {}}}",
-            ".images is no field",
+            ".images is not a field",
         ),
     ] {
         assert_eq!(faults(&documents(text)[0]), [expected]);
     }
 }
 
-/// The field and its value in inline code such as `spec.paused: true`. `None` if the code has another form.
+/// The field and its value in inline code such as `spec.paused: true`. `None` for other code.
 fn field(code: &str) -> Option<(&str, Option<&str>)> {
     let (path, value) = match code.split_once(": ") {
         Some((path, value)) => (path, Some(value)),
@@ -106,7 +106,7 @@ fn field(code: &str) -> Option<(&str, Option<&str>)> {
     is_named.then_some((path, value))
 }
 
-/// True if a kind of this project has a field with this path, and the field accepts the value.
+/// True if a kind of this project has a field with this path that accepts the value.
 fn exists(path: &str, value: Option<&str>) -> bool {
     KINDS.iter().any(|kind| {
         let schema = Schema::of_kind(kind);

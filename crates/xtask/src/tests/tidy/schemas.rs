@@ -1,5 +1,5 @@
-//! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The rules
-//! of the CRDs are not evaluated here: the tests of the crate `api` do so for the examples.
+//! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The
+//! rules of the CRDs are not evaluated. The tests of the crate `api` evaluate them for the examples.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use super::root;
 /// The kinds that the CRDs of this project define.
 pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"];
 
-/// The key in [`SCHEMAS`] of the schema for the chart's values.
+/// The key of the chart's schema in [`SCHEMAS`].
 const VALUES: &str = "values";
 
-/// The parsed schemas by kind. Each schema is parsed only once, because parsing takes most of the time of these tests.
+/// The schemas by kind. They are parsed once, because parsing takes most of the time of these tests.
 static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
     let chart = root().join("charts/etcd-operator");
     let of_kind = |kind: &'static str| {
@@ -31,7 +31,7 @@ static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
     kinds.chain([(VALUES, values)]).collect()
 });
 
-/// A JSON schema, together with the definitions that it refers to.
+/// A JSON schema, with the definitions to which it refers.
 pub(super) struct Schema(Value);
 
 impl Schema {
@@ -58,7 +58,7 @@ impl Schema {
         found
     }
 
-    /// True if the schema has a field `path`. An item of a list is written as `[]`.
+    /// True if the schema has the field `path`. A list item is written as `[]`.
     pub(super) fn has(&self, path: &str) -> bool {
         let mut node = &self.0;
         for part in path.replace("[]", ".[]").split('.') {
@@ -84,7 +84,7 @@ impl Schema {
 
     fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
         let node = self.resolved(node);
-        // `null` is valid for every field: in a manifest, it removes the default of the field.
+        // `null` is valid for every field, because it removes the default of a field in a manifest.
         if value.is_null() || is_open(node) {
             return;
         }
@@ -100,7 +100,7 @@ impl Schema {
             let below = format!("{path}.{key}");
             match node["properties"].get(key).or_else(|| inner(node)) {
                 Some(node) => self.compare(node, value, &below, found),
-                None => found.push(format!("{below} is no field")),
+                None => found.push(format!("{below} is not a field")),
             }
         }
         for value in value.as_array().into_iter().flatten() {
@@ -109,7 +109,7 @@ impl Schema {
     }
 }
 
-/// The schema for the values of a map. `None` if the node is no map.
+/// The schema for the values of a map. `None` if the node is not a map.
 fn inner(node: &Value) -> Option<&Value> {
     node.get("additionalProperties").filter(|it| it.is_object())
 }
@@ -139,7 +139,7 @@ fn has_type(node: &Value, value: &Value) -> bool {
     }
 }
 
-/// An object in which only the field `path` is set, to this value. An index such as `[0]` becomes a list with one item.
+/// An object in which only the field `path` is set. An index such as `[0]` becomes a list with one item.
 pub(super) fn nested(path: &str, value: Value) -> Value {
     path.replace('[', ".[")
         .rsplit('.')
@@ -161,14 +161,14 @@ fn wrong_fields_types_and_values_are_detected() {
         Vec::<String>::new()
     );
     for (wrong, expected) in [
-        ("spec: {sise: 3}", ".spec.sise is no field"),
+        ("spec: {sise: 3}", ".spec.sise is not a field"),
         (
             "spec: {size: three}",
             ".spec.size has another type: \"three\"",
         ),
         (
             "spec: {etcd: {snapshotCounts: 3}}",
-            ".spec.etcd.snapshotCounts is no field",
+            ".spec.etcd.snapshotCounts is not a field",
         ),
         (
             "spec: {recovery: {policy: Often}}",
@@ -180,7 +180,7 @@ fn wrong_fields_types_and_values_are_detected() {
         ),
         (
             "spec: {pod: {tolerations: [{keys: a}]}}",
-            ".spec.pod.tolerations[].keys is no field",
+            ".spec.pod.tolerations[].keys is not a field",
         ),
     ] {
         assert_eq!(faults(wrong), [expected]);
@@ -191,7 +191,7 @@ fn wrong_fields_types_and_values_are_detected() {
     assert!(set("backupOperator.extraEnv[0].name", "A".into()).is_empty());
     assert_eq!(
         set("podMonitor.enable", true.into()),
-        [".podMonitor.enable is no field"]
+        [".podMonitor.enable is not a field"]
     );
     assert_eq!(
         set("clusterOperator.replicas", "two".into()),

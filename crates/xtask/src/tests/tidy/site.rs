@@ -1,5 +1,5 @@
-//! Checks that the site contains every page and shows the files in examples unchanged. `cargo xtask site` checks the
-//! links of the built site.
+//! Checks that the site contains every page and shows the example files unchanged. `cargo xtask site` checks the links
+//! of the built site.
 
 use std::fs;
 use std::path::Path;

@@ -1,18 +1,18 @@
-//! The state of one simulated etcd cluster. All members share it, so there is no Raft: a change takes effect at once if
-//! a quorum runs, and is refused otherwise. Performs no I/O.
+//! The state of one simulated etcd cluster. The members share this state instead of using Raft. A change takes effect
+//! at once if a quorum runs, and is refused otherwise.
 //!
-//! The rules for changes of the members follow `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's
-//! server.
+//! The conditions for adding, removing and promoting members are those of etcd's server (`mayAddMember`,
+//! `mayRemoveMember`, `mayPromoteMember`).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// etcd accepts a new member only after all voters have been connected for this time (`HealthInterval`).
+/// etcd adds a member only if all voters have been connected for at least this time (`HealthInterval` in etcd).
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
-/// The limit that the operator sets for etcd 3.6 (`ETCD_MAX_LEARNERS`).
+/// The limit of learners that the operator sets for etcd 3.6 (`ETCD_MAX_LEARNERS`).
 const MAX_LEARNERS: usize = 7;
 
-/// The start of a member's etcd, as its pod describes it.
+/// The arguments of a member's etcd, from the spec of its pod.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     /// The cluster token, which identifies the cluster.
@@ -22,10 +22,10 @@ pub(super) struct Start {
     pub(super) client_url: String,
     /// The name and the peer URL of each member in `--initial-cluster`.
     pub(super) initial: Vec<(String, String)>,
-    /// Whether the member joins an existing cluster.
+    /// True if the member joins an existing cluster.
     pub(super) joins: bool,
     pub(super) version: String,
-    /// The UID of the pod. The data is lost with the pod, because it has no volume.
+    /// The UID of the pod. The pods have no volumes, so a member's data is lost when its pod is deleted.
     pub(super) pod: String,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Process {
     since: Instant,
 }
 
-/// One entry of the member list.
+/// A member in etcd's member list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Member {
     pub(super) id: u64,
@@ -46,11 +46,11 @@ pub(super) struct Member {
     pub(super) client_urls: Vec<String>,
     pub(super) is_learner: bool,
     pub(super) process: Option<Process>,
-    /// The pod with the data of the member, and the client URL that the member advertises.
+    /// The UID of the pod that has the data of the member, and the client URL that the member advertises.
     data: Option<(String, String)>,
 }
 
-/// Why etcd refuses a call.
+/// The reason why etcd refuses a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     MemberNotFound,
@@ -67,7 +67,7 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// The gRPC status code and the message, as etcd's `rpctypes` has them.
+    /// The gRPC status code and the message of etcd's `rpctypes`.
     pub(super) fn status(self) -> (u8, &'static str) {
         match self {
             Self::MemberNotFound => (5, "etcdserver: member not found"),
@@ -91,7 +91,7 @@ impl Refusal {
     }
 }
 
-/// A cluster. Its members are in the order of their addition.
+/// A cluster. `members` is in the order in which the members were added.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) id: u64,
@@ -103,8 +103,7 @@ pub(super) struct Cluster {
     pub(super) compacted: i64,
     pub(super) leader: Option<u64>,
     pub(super) members: Vec<Member>,
-    /// Number of members that were added so far. The ID of each added member is derived from it, so that all IDs
-    /// differ.
+    /// Number of members that were ever added. The ID of a new member depends on this number, so that all IDs differ.
     added: u64,
 }
 
@@ -115,7 +114,7 @@ fn id_of(parts: impl Hash) -> u64 {
 }
 
 impl Cluster {
-    /// The cluster that the first member of a bootstrap describes. No member runs yet.
+    /// A cluster with the members of `--initial-cluster`. No member runs yet.
     pub(super) fn bootstrap(start: &Start) -> Self {
         let member = |(name, url): &(String, String)| Member {
             id: id_of((&start.token, url)),
@@ -150,8 +149,8 @@ impl Cluster {
             .count()
     }
 
-    /// Number of voters that etcd counts as connected before a change of the members: the member `asked`, which
-    /// received the call, and all voters that have run for [`HEALTH_INTERVAL`].
+    /// Number of voters that etcd considers connected when it changes the members: `asked`, which received the call,
+    /// and all voters that have run for [`HEALTH_INTERVAL`].
     fn connected(&self, asked: u64, now: Instant) -> usize {
         let is_connected = |member: &&Member| {
             let process = member.process.as_ref();
@@ -162,13 +161,13 @@ impl Cluster {
         self.voters().filter(is_connected).count()
     }
 
-    /// Whether a majority of the voters runs.
+    /// True if a majority of the voters runs.
     pub(super) fn has_quorum(&self) -> bool {
         self.running() > self.voters().count() / 2
     }
 
-    /// Starts the etcd of a member. Returns the ID of the member. `None` if the member is not in the list, or if it had
-    /// its data in another pod: etcd then ends.
+    /// Starts etcd for a member, and returns the ID of the member. Returns `None` where real etcd would exit: the
+    /// member is not in the list, or its data was lost with an earlier pod.
     pub(super) fn start(&mut self, start: &Start, now: Instant) -> Option<u64> {
         let entry = |member: &&mut Member| member.peer_urls.contains(&start.peer_url);
         let member = self.members.iter_mut().find(entry)?;
@@ -198,7 +197,8 @@ impl Cluster {
         self.settle();
     }
 
-    /// Elects a leader if the leader is lost, and publishes the client URLs of new members.
+    /// Removes a leader that does not run, elects a leader if a quorum runs, and publishes the client URLs of new
+    /// members.
     fn settle(&mut self) {
         if !self.has_quorum() {
             self.leader = None;
@@ -228,7 +228,7 @@ impl Cluster {
         { others }.any(|member| member.peer_urls.iter().any(|url| urls.contains(url)))
     }
 
-    /// Adds a member that has not started. `asked` is the member that received the call.
+    /// Adds a member to the list. Its etcd does not run yet. `asked` is the ID of the member that received the call.
     pub(super) fn add(
         &mut self,
         asked: u64,
@@ -264,7 +264,7 @@ impl Cluster {
         Ok(id)
     }
 
-    /// Removes a member. Its etcd ends.
+    /// Removes a member from the list. Its etcd stops.
     pub(super) fn remove(&mut self, asked: u64, id: u64, now: Instant) -> Result<(), Refusal> {
         let member = self.member(id).ok_or(Refusal::MemberNotFound)?;
         let left = self.voters().count() - usize::from(!member.is_learner);
@@ -319,7 +319,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether the cluster has exactly `size` members, and all of them run this version as voters.
+    /// True if the cluster has exactly `size` members, all voters that run this version.
     pub(super) fn is_complete(&self, size: usize, version: &str) -> bool {
         let runs = |member: &Member| {
             let process = member.process.as_ref();

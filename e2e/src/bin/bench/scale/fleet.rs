@@ -1,4 +1,4 @@
-//! All simulated etcd clusters, and their answers to calls. A call is addressed to the IP address of a pod.
+//! All simulated etcd clusters. Answers calls to members, which are identified by the IP address of their pod.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 use super::cluster::{Cluster, Refusal, Start};
 use super::wire::{self, Header};
 
-/// Size of each database in bytes: that of a new etcd.
+/// Size of each database in bytes: the size of an empty database.
 const DB_SIZE: i64 = 20_480;
-/// The name under which requests to the health listener are counted.
+/// The name of the health listener's requests in the counts of calls.
 const HEALTH: &str = "health listener";
 
 /// The answer to a call.
@@ -22,9 +22,9 @@ const HEALTH: &str = "health listener";
 pub(super) enum Answer {
     /// An encoded response.
     Message(Vec<u8>),
-    /// etcd refuses the call.
+    /// The error with which etcd refuses the call.
     Refused(Refusal),
-    /// There is no quorum: etcd does not answer before its own timeout.
+    /// The cluster has no quorum, so the member answers only after etcd's own timeout.
     NoQuorum,
 }
 
@@ -32,9 +32,9 @@ pub(super) enum Answer {
 struct State {
     /// The clusters by their tokens.
     clusters: HashMap<String, Cluster>,
-    /// For each running etcd, by the address of its pod: the token of its cluster, and the ID of its member.
+    /// For each running etcd, by the IP address of its pod: the cluster token and the member ID.
     processes: HashMap<IpAddr, (String, u64)>,
-    /// Addresses of pods that may have become ready or unready.
+    /// IP addresses of pods that may have become ready or unready.
     changed: Vec<IpAddr>,
     /// Number of calls, by method.
     calls: BTreeMap<String, u64>,
@@ -49,7 +49,7 @@ pub(super) struct Fleet {
 }
 
 impl State {
-    /// Marks the pods of a cluster as changed, and removes the processes of members that are no longer in the cluster.
+    /// Adds the pods of a cluster to `changed`, and removes processes whose members are no longer in the cluster.
     fn touch(&mut self, token: &str) {
         let Some(cluster) = self.clusters.get(token) else {
             return;
@@ -70,7 +70,7 @@ impl Fleet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the etcd of a pod. A first member creates its cluster.
+    /// Starts etcd in a pod. Creates the cluster if the pod is the first of a new cluster.
     pub(super) fn start(&self, start: &Start, address: IpAddr) {
         let mut state = self.state();
         if !start.joins && !state.clusters.contains_key(&start.token) {
@@ -87,7 +87,7 @@ impl Fleet {
         self.changed.notify_one();
     }
 
-    /// Stops the etcd of a pod. Does nothing if none runs.
+    /// Stops the etcd of a pod, if it runs.
     pub(super) fn stop(&self, address: IpAddr) {
         let mut state = self.state();
         if let Some((token, id)) = state.processes.remove(&address) {
@@ -100,13 +100,13 @@ impl Fleet {
         self.changed.notify_one();
     }
 
-    /// Whether an etcd runs at this address.
+    /// True if an etcd runs at this address.
     pub(super) fn runs(&self, address: IpAddr) -> bool {
         self.state().processes.contains_key(&address)
     }
 
-    /// The addresses of the pods that may have changed since the last call. The flag is true if the pod is ready now:
-    /// its etcd runs, and its cluster has a quorum.
+    /// The IP addresses of pods that may have changed since the last call. The flag is true if the pod is ready: its
+    /// etcd runs, and its cluster has a quorum.
     pub(super) fn take_changes(&self) -> Vec<(IpAddr, bool)> {
         let mut state = self.state();
         let changed = std::mem::take(&mut state.changed);
@@ -118,14 +118,14 @@ impl Fleet {
         changed.into_iter().map(ready).collect()
     }
 
-    /// Number of clusters that have exactly `size` members, all of them voters with this version.
+    /// Number of clusters with exactly `size` members, all voters of this version.
     pub(super) fn complete(&self, size: usize, version: &str) -> usize {
         let state = self.state();
         let complete = |cluster: &&Cluster| cluster.is_complete(size, version);
         state.clusters.values().filter(complete).count()
     }
 
-    /// Forgets all clusters.
+    /// Deletes all clusters.
     pub(super) fn clear(&self) {
         let mut state = self.state();
         state.clusters.clear();
@@ -207,7 +207,7 @@ fn answer(
     if is_learner && method != "Maintenance/Status" {
         return Ok(Answer::Refused(Refusal::NotForLearner));
     }
-    // These calls are answered by the member alone. All others need a quorum.
+    // A member answers these calls alone. All other calls need a quorum.
     let local = [
         "Maintenance/Status",
         "Maintenance/HashKV",
@@ -226,7 +226,7 @@ fn answer(
             };
             let hash = wire::KeyHash {
                 header: Some(header(cluster, own)),
-                // All members have the same data.
+                // The hash is the same for all members, because they have the same data.
                 hash: u32::try_from(cluster.id >> 32).unwrap_or_default(),
                 compact_revision: cluster.compacted,
                 hash_revision: revision,
@@ -234,7 +234,7 @@ fn answer(
             Ok(hash.encode_to_vec())
         }
         "Maintenance/Defragment" | "KV/Range" => Ok(empty(cluster, own)),
-        // A request to disarm an alarm writes a log entry.
+        // In etcd, disarming an alarm adds an entry to the Raft log.
         "Maintenance/Alarm" => {
             cluster.index += 1;
             Ok(empty(cluster, own))
@@ -255,7 +255,7 @@ fn answer(
     Ok(done.map_or_else(Answer::Refused, Answer::Message))
 }
 
-/// Answers a call about the members.
+/// Answers a call that lists or changes the members.
 fn membership(
     cluster: &mut Cluster,
     own: u64,

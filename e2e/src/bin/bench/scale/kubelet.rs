@@ -1,8 +1,8 @@
-//! The kubelet of all simulated nodes. It gives each scheduled pod an address, starts its simulated etcd, and reports
-//! the status of the pod.
+//! One kubelet for all simulated nodes. It assigns an IP address to each scheduled pod, starts its simulated etcd, and
+//! reports the status of the pod.
 //!
-//! The readiness of a pod follows the quorum of its member's cluster, as the readiness probe of a real member does.
-//! Pods start without delay: the benchmark measures the operator, and not the start of containers.
+//! A pod is ready while its etcd runs and its cluster has a quorum, like a real member with its readiness probe. Pods
+//! start without delay, because the benchmark does not measure the start of containers.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -29,21 +29,21 @@ use super::fleet::Fleet;
 use super::load::CHANGE;
 use super::nodes;
 
-/// Number of concurrent requests. The kubelets of real nodes send theirs independently.
+/// Number of concurrent status reports. Real kubelets of different nodes also report concurrently.
 const REQUESTS: usize = 64;
-/// The pause between a change and its report. All changes within this time are reported together.
+/// Time to wait after a change, so that changes within this time are reported in one request.
 const COALESCE: Duration = Duration::from_millis(2);
 /// Pause after a failed request.
 const RETRY: Duration = Duration::from_millis(500);
-/// The first address of the pods, see the module `network`.
+/// The first IP address of the pods. The module `network` routes these addresses to this machine.
 const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 
-/// The part of a pod's status that changes after its start.
+/// The fields of a pod's status that change after the pod has started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Report {
     ready: bool,
     restarts: i32,
-    /// The pod has ended, and the API server may remove it.
+    /// True if the pod has stopped, so that the API server may delete it.
     ended: bool,
 }
 
@@ -55,12 +55,12 @@ struct Known {
     node: Option<String>,
     unschedulable: bool,
     image: String,
-    /// The address of the pod, after its start.
+    /// The IP address, set when the pod starts.
     address: Option<IpAddr>,
     started: Timestamp,
     wanted: Report,
     sent: Option<Report>,
-    /// Whether a report is in flight.
+    /// True while a status report of this pod is in flight.
     sending: bool,
 }
 
@@ -68,9 +68,9 @@ struct Known {
 struct State {
     pods: HashMap<String, Known>,
     uids: HashMap<IpAddr, String>,
-    /// UIDs of pods whose status may have to be reported.
+    /// UIDs of pods whose status may differ from the reported status.
     due: HashSet<String>,
-    /// For each value of the label [`CHANGE`], the time at which the first pod with this value was seen.
+    /// For each value of the label [`CHANGE`], the time at which the watch first showed a pod with this value.
     effects: HashMap<String, Instant>,
 }
 
@@ -98,7 +98,7 @@ impl Kubelet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches the pods and reports their status, until the task is aborted.
+    /// Watches pods and reports their status, until the caller aborts the task.
     pub(super) async fn run(self: Arc<Self>) {
         tokio::join!(self.watch(), self.report());
     }
@@ -123,13 +123,13 @@ impl Kubelet {
                 }
                 Ok(Event::Apply(pod)) => self.apply(&pod),
                 Ok(Event::Delete(pod)) => self.forget(&pod.uid().unwrap_or_default()),
-                // The watcher retries after an error, so the error is ignored.
+                // `watcher` retries after an error.
                 Err(_) => {}
             }
         }
     }
 
-    /// Starts, restarts or stops the etcd of a pod.
+    /// Starts, restarts or stops etcd according to the pod.
     fn apply(&self, pod: &Pod) {
         let (uid, image) = (pod.uid().unwrap_or_default(), image_of(pod));
         let mut state = self.state();
@@ -193,7 +193,7 @@ impl Kubelet {
         self.fleet.changed.notify_one();
     }
 
-    /// Forgets a pod that was removed from the API server.
+    /// Removes a pod that was deleted from the API server.
     fn forget(&self, uid: &str) {
         let mut state = self.state();
         let address = state.pods.remove(uid).and_then(|known| known.address);
@@ -206,7 +206,7 @@ impl Kubelet {
         }
     }
 
-    /// Reports each change of a pod's status.
+    /// Reports pods whose status has changed.
     async fn report(self: &Arc<Self>) {
         loop {
             self.fleet.changed.notified().await;
@@ -218,7 +218,8 @@ impl Kubelet {
         }
     }
 
-    /// The reports to send now. A pod has at most one report in flight, so reports arrive in order.
+    /// The status reports to send now. A pod has at most one report in flight, because a later report must not be
+    /// overtaken.
     fn due(&self) -> Vec<(String, Report, Value)> {
         let changes = self.fleet.take_changes();
         let mut state = self.state();
@@ -273,7 +274,7 @@ impl Kubelet {
                 sent.map(drop)
             }
         };
-        // A pod that no longer exists, or has another UID, needs no report.
+        // 404 and 409: the pod was deleted, or a new pod has its name. Such a pod needs no report.
         let is_final = match &sent {
             Ok(()) => true,
             Err(kube::Error::Api(status)) => [404, 409].contains(&status.code),
@@ -294,13 +295,12 @@ impl Kubelet {
         self.fleet.changed.notify_one();
     }
 
-    /// The time at which the first pod with this value of the label [`CHANGE`] was seen. `None` if no such pod was seen
-    /// yet.
+    /// The time at which the watch first showed a pod with this value of the label [`CHANGE`]. `None` before that.
     pub(super) fn effect(&self, value: &str) -> Option<Instant> {
         self.state().effects.get(value).copied()
     }
 
-    /// Number of pods that were reported as ready.
+    /// Number of pods whose reported status is ready.
     pub(super) fn ready(&self) -> usize {
         let ready = |known: &&Known| known.sent.is_some_and(|sent| sent.ready && !sent.ended);
         self.state().pods.values().filter(ready).count()
@@ -321,7 +321,7 @@ impl Kubelet {
             .count()
     }
 
-    /// The namespaces and names of the pods in a zone, at most `most` of each cluster.
+    /// Namespaces and names of pods in a zone. The result has at most `most` pods of each cluster.
     pub(super) fn in_zone(&self, zone: usize, most: usize) -> Vec<(String, String)> {
         let state = self.state();
         let mut counts: HashMap<(&str, &str), usize> = HashMap::new();
@@ -338,7 +338,7 @@ impl Kubelet {
         pods
     }
 
-    /// Whether one of these pods exists.
+    /// True if at least one of these pods exists.
     pub(super) fn has_any(&self, names: &HashSet<(String, String)>) -> bool {
         let state = self.state();
         let mut all = state.pods.values();
@@ -347,7 +347,7 @@ impl Kubelet {
 }
 
 impl Known {
-    /// The patch of the pod's status.
+    /// The patch that reports the pod's status.
     fn body(&self, uid: &str) -> Value {
         let (ready, restarts) = (self.wanted.ready, self.wanted.restarts);
         let (started, now) = (
@@ -396,7 +396,7 @@ fn is_unschedulable(pod: &Pod) -> bool {
     conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
 }
 
-/// The start of etcd that the arguments of a pod describe. `None` if the pod is not that of a member.
+/// The etcd arguments of a member's pod. `None` for other pods.
 fn start_of(pod: &Pod) -> Option<Start> {
     let etcd = etcd_of(pod)?;
     let argument = |flag: &str| {

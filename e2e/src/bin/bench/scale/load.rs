@@ -1,4 +1,4 @@
-//! The objects of the benchmark: namespaces, EtcdClusters, and the objects that a plain client creates for comparison.
+//! The objects of the benchmark: namespaces, EtcdClusters, and copies of the members' objects for the reference.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -22,29 +22,28 @@ use serde_json::{Value, json};
 
 use super::operator::NAMESPACE;
 
-/// A label of the pods. Each change of the benchmark sets a new value, so that the benchmark can recognize the pods
-/// that have this change.
+/// A label of the pods. Each change sets a new value, which identifies the pods that already have the change.
 pub(super) const CHANGE: &str = "scale-change";
 /// Number of concurrent requests of the benchmark.
 pub(super) const CONCURRENCY: usize = 64;
-/// Number of clusters in each namespace. In practice, many teams own the clusters, and each team has its own namespace.
+/// Number of clusters in each namespace. Real clusters are also spread over many namespaces, one for each team.
 const CLUSTERS_PER_NAMESPACE: usize = 10;
 /// The label of the benchmark's namespaces.
 const LABEL: &str = "etcd-operator-bench=scale";
 const TIMEOUT: Duration = Duration::from_mins(30);
-/// A label of nodes that no node has.
+/// A node label that does not exist. The node selector of unschedulable pods requires this label.
 const NO_NODE: &str = "etcd-operator-bench-none";
 
-/// A number of EtcdClusters with the same spec.
+/// EtcdClusters with the same spec.
 #[derive(Clone)]
 pub(super) struct Load {
     client: Client,
-    /// The start of all names.
+    /// The prefix of the names of all namespaces and clusters.
     prefix: &'static str,
     pub(super) clusters: usize,
     members: usize,
     version: &'static str,
-    /// Whether no node accepts the pods.
+    /// True if the pods must not match any node.
     unschedulable: bool,
 }
 
@@ -84,15 +83,15 @@ impl Load {
         Kind::EtcdCluster.api(self.client.clone(), &self.namespace(index))
     }
 
-    /// Number of clusters that are ready.
+    /// Number of EtcdClusters with condition Ready.
     pub(super) fn ready(&self, known: &Conditions) -> usize {
         let start = format!("{}-ns-", self.prefix);
         known.ready(&start)
     }
 
-    /// Creates the namespaces, and waits until pods can be created in them.
+    /// Creates the namespaces, and waits for their ServiceAccounts, which pods need.
     pub(super) async fn prepare(&self) -> Result<()> {
-        // One more namespace than needed, for the clusters of `create_another`.
+        // One namespace more than `clusters` needs, for the clusters of `create_another`.
         let count = self.clusters / CLUSTERS_PER_NAMESPACE + 2;
         let names = (0..count).map(|index| self.namespace(index * CLUSTERS_PER_NAMESPACE));
         stream::iter(names.map(|name| namespace(&self.client, name)))
@@ -101,7 +100,7 @@ impl Load {
             .await
     }
 
-    /// Creates all clusters at once.
+    /// Creates all clusters with up to [`CONCURRENCY`] concurrent requests.
     pub(super) async fn create(&self) -> Result<()> {
         stream::iter((0..self.clusters).map(|index| self.create_one(index, None)))
             .buffer_unordered(CONCURRENCY)
@@ -109,7 +108,7 @@ impl Load {
             .await
     }
 
-    /// Creates one more cluster, whose pods have this value of the label [`CHANGE`].
+    /// Creates an additional cluster. `value` is the label [`CHANGE`] of its pods.
     pub(super) async fn create_another(&self, nth: usize, value: &str) -> Result<()> {
         self.create_one(self.clusters + nth, Some(value)).await
     }
@@ -136,7 +135,7 @@ impl Load {
         }))?)
     }
 
-    /// Sets the label [`CHANGE`] in the spec of one cluster. The operator changes the labels of its pods in place.
+    /// Sets the label [`CHANGE`] in the spec of one cluster. The operator then sets the label of the running pods.
     pub(super) async fn change(&self, index: usize, value: &str) -> Result<()> {
         let spec = json!({"pod": {"labels": {CHANGE: value}}});
         self.patch(index, spec).await
@@ -177,12 +176,12 @@ async fn namespace(client: &Client, name: String) -> Result<()> {
     .await
 }
 
-/// Creates the namespace of the operator's Lease.
+/// Creates the namespace in which the operator keeps its Lease.
 pub(super) async fn operator_namespace(client: &Client) -> Result<()> {
     namespace(client, NAMESPACE.to_owned()).await
 }
 
-/// Deletes all namespaces of the benchmark, and waits until they and their objects are deleted.
+/// Deletes all namespaces of the benchmark, and waits until the API server has removed them.
 pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     let api: Api<Namespace> = Api::all(client.clone());
     let ours = ListParams::default().labels(LABEL);
@@ -197,7 +196,7 @@ pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     until("the namespaces are deleted", TIMEOUT, async || {
         let left = api.list(&ours).await?.items.len();
         if left > 0 && left != last && left % 10 == 0 {
-            println!("  {left} namespaces are left");
+            println!("  {left} namespaces still exist");
         }
         last = left;
         Ok(if left == 0 {
@@ -209,7 +208,7 @@ pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     .await
 }
 
-/// Accepts the error that an object to delete does not exist. Returns all other errors.
+/// Returns success if the object does not exist (404). Returns all other errors.
 pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     match done {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -217,7 +216,7 @@ pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     }
 }
 
-/// The objects of one cluster. A plain client creates a copy of these objects for each cluster of a load.
+/// The objects that the operator created for one cluster. The reference creates a copy for each cluster of a load.
 pub(super) struct Template {
     namespace: String,
     name: String,
@@ -225,7 +224,7 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// Reads the objects of the first cluster of a load, without the values that the control plane has set.
+    /// Reads the objects of the first cluster of a load, without the fields that the control plane sets.
     pub(super) async fn of(load: &Load) -> Result<Self> {
         let (namespace, name) = (load.namespace(0), load.name(0));
         let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
@@ -250,12 +249,12 @@ impl Template {
         })
     }
 
-    /// Number of objects of one cluster.
+    /// Number of objects in the template.
     pub(super) fn objects(&self) -> usize {
         self.objects.len()
     }
 
-    /// Creates a copy of the objects for each cluster of the load, all at once.
+    /// Creates a copy of the template for each cluster of the load, with concurrent requests.
     pub(super) async fn create(&self, load: &Load) -> Result<()> {
         let all =
             (0..load.clusters).flat_map(|index| self.objects.iter().map(move |it| (index, it)));
@@ -277,7 +276,7 @@ impl Template {
     }
 }
 
-/// Removes the status and the other values that the control plane has set.
+/// Removes the status and the other fields that the control plane sets.
 fn stripped(mut object: Value) -> Value {
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
@@ -286,7 +285,7 @@ fn stripped(mut object: Value) -> Value {
         metadata.retain(|key, _| ["name", "namespace", "labels", "annotations"].contains(&&**key));
     }
     if let Some(spec) = object["spec"].as_object_mut() {
-        // A headless Service has the address "None", which its creator sets.
+        // The creator of a headless Service sets its address to "None", so this value stays.
         let is_set = |value: &Value| value == "None" || *value == json!(["None"]);
         spec.retain(|key, value| match key.as_str() {
             "nodeName" => false,
@@ -297,7 +296,7 @@ fn stripped(mut object: Value) -> Value {
     object
 }
 
-/// The condition `Ready` of each EtcdCluster.
+/// Whether each EtcdCluster has the condition `Ready`, by namespace and name.
 #[derive(Default)]
 pub(super) struct Conditions(Mutex<HashMap<String, bool>>);
 
@@ -306,7 +305,7 @@ impl Conditions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of ready clusters in namespaces whose names start with `start`.
+    /// Number of ready clusters in namespaces with this prefix.
     fn ready(&self, start: &str) -> usize {
         let known = self.known();
         let ready = known
@@ -315,7 +314,7 @@ impl Conditions {
         ready.count()
     }
 
-    /// Watches all EtcdClusters, until the task is aborted.
+    /// Watches all EtcdClusters, until the caller aborts the task.
     pub(super) async fn watch(&self, client: Client) {
         let api = Api::<DynamicObject>::all_with(client, &Kind::EtcdCluster.resource());
         let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());

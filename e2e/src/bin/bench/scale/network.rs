@@ -1,32 +1,32 @@
-//! The addresses of the simulated pods, and the limit of open files.
+//! The IP addresses of the simulated pods, and the limit of open files.
 //!
-//! The addresses are those that RFC 2544 reserves for benchmarks. A local route makes each of them an address of this
-//! machine, so that one process can serve all pods. No packet leaves the machine.
+//! RFC 2544 reserves these addresses for benchmarks. A local route assigns all of them to this machine, so that one
+//! process can serve all pods. No packet leaves the machine.
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::process::Command;
 
-/// The addresses of the pods.
+/// The address range of the pods.
 const PODS: &str = "198.18.0.0/15";
-/// Open files for each member: the connection of the operator has one file in each of the two processes.
+/// Limit of open files for each member: a connection needs one file in the operator and one in this process.
 const FILES_PER_MEMBER: u64 = 4;
-/// Open files for everything else.
+/// Limit of open files for everything except members.
 const OTHER_FILES: u64 = 1024;
 
-/// Adds the local route to the addresses of the pods. It may exist already, if an earlier run was killed.
+/// Adds the local route for the addresses of the pods. The route may already exist, if an earlier run was killed.
 pub(super) async fn add_route() -> Result<()> {
     let others = ip(&["route", "show", "root", PODS]).await?;
     ensure!(
         others.trim().is_empty(),
-        "the benchmark needs the addresses {PODS}, but the machine has a route to them: {}",
+        "the benchmark needs the addresses {PODS}, but the machine already has a route to them: {}",
         others.trim()
     );
     ip(&["route", "replace", "local", PODS, "dev", "lo"]).await?;
     Ok(())
 }
 
-/// Removes the local route.
+/// Deletes the local route.
 pub(super) async fn remove_route() -> Result<()> {
     ip(&["route", "del", "local", PODS, "dev", "lo"]).await?;
     Ok(())
@@ -44,7 +44,7 @@ async fn ip(words: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Raises the limit of open files of this process and its children.
+/// Raises the limit of open files for this process and its child processes.
 pub(super) fn allow_files(members: usize) -> Result<()> {
     let needed = FILES_PER_MEMBER * u64::try_from(members)? + OTHER_FILES;
     let limit = getrlimit(Resource::Nofile);

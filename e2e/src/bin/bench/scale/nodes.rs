@@ -1,5 +1,5 @@
-//! The simulated nodes. They are objects without a kubelet: the benchmark renews their Leases, and the scheduler binds
-//! pods to them while the real nodes are cordoned.
+//! The simulated nodes: Node objects without a kubelet. The benchmark renews their Leases. It cordons the real nodes,
+//! so the scheduler binds all pods to simulated nodes.
 
 use std::time::Duration;
 
@@ -17,24 +17,24 @@ use serde_json::json;
 use super::load::{CONCURRENCY, is_missing};
 
 const PREFIX: &str = "scale-node-";
-/// The label of the nodes that the benchmark has created or cordoned.
+/// The label of nodes that the benchmark created ([`SIMULATED`]) or cordoned ([`CORDONED`]).
 const LABEL: &str = "etcd-operator-bench";
 const SIMULATED: &str = "simulated";
 const CORDONED: &str = "cordoned";
 const LEASES: &str = "kube-node-lease";
-/// How often a Lease is renewed. The testbed regards a node as lost after 20 s.
+/// The interval at which a Lease is renewed. The testbed considers a node lost after 20 s without renewal.
 const RENEWAL: Duration = Duration::from_secs(6);
-/// Pods on each node, as the kubelet's default.
+/// Maximum number of pods on each node, as the kubelet's default.
 const PODS: usize = 110;
-/// The share of each node's places for pods that the benchmark uses, in percent. The scheduler does not fill all nodes
-/// equally, so some places must be left.
+/// The percentage of a node's pod capacity that the benchmark plans to use. The rest is a reserve, because the
+/// scheduler does not fill all nodes equally.
 const FILL: usize = 60;
 /// Number of zones.
 pub(super) const ZONES: usize = 3;
-/// Time limit for the nodes to become schedulable.
+/// Time limit until the nodes are schedulable.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Whether this is the name of a simulated node.
+/// True if this is the name of a simulated node.
 pub(super) fn is_simulated(node: &str) -> bool {
     node.starts_with(PREFIX)
 }
@@ -49,8 +49,8 @@ fn names(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(|index| format!("{PREFIX}{index}"))
 }
 
-/// Cordons the real nodes, and creates simulated nodes for this number of pods. Returns the number of simulated nodes.
-/// Does not wait for them.
+/// Cordons the real nodes, and creates simulated nodes for `pods` pods. Returns the number of simulated nodes, without
+/// waiting until they are ready.
 pub(super) async fn create(client: &Client, pods: usize) -> Result<usize> {
     let api: Api<Node> = Api::all(client.clone());
     for node in api.list(&ListParams::default()).await?.items {
@@ -68,7 +68,7 @@ pub(super) async fn create(client: &Client, pods: usize) -> Result<usize> {
     Ok(count)
 }
 
-/// Waits until the scheduler may use all nodes. The caller renews the Leases meanwhile.
+/// Waits until the simulated nodes have no taints. The caller must renew the Leases during this time.
 pub(super) async fn await_schedulable(client: &Client, count: usize) -> Result<()> {
     let api: Api<Node> = Api::all(client.clone());
     let simulated = ListParams::default().labels(&selector(SIMULATED));
@@ -88,7 +88,7 @@ pub(super) async fn await_schedulable(client: &Client, count: usize) -> Result<(
     .await
 }
 
-/// Renews the Leases of all simulated nodes, until the task is aborted.
+/// Renews the Leases of all simulated nodes, until the caller aborts the task.
 pub(super) async fn renew(client: Client, count: usize) {
     let leases: Api<Lease> = Api::namespaced(client, LEASES);
     loop {
@@ -96,7 +96,7 @@ pub(super) async fn renew(client: Client, count: usize) {
             .map(async |name| {
                 let patch = json!({"spec": {"renewTime": micro_now()}});
                 let patch = Patch::Merge(patch);
-                // If a renewal fails, the next one follows before the node counts as lost.
+                // A failed renewal needs no retry: the next renewal follows before Kubernetes considers the node lost.
                 let _ = leases.patch(&name, &PatchParams::default(), &patch).await;
             })
             .buffer_unordered(CONCURRENCY)
@@ -106,7 +106,7 @@ pub(super) async fn renew(client: Client, count: usize) {
     }
 }
 
-/// Deletes the simulated nodes, and uncordons the real ones.
+/// Deletes the simulated nodes, and uncordons the nodes that the benchmark cordoned.
 pub(super) async fn delete(client: &Client) -> Result<()> {
     let api: Api<Node> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client.clone(), LEASES);
@@ -129,7 +129,7 @@ fn selector(value: &str) -> String {
     format!("{LABEL}={value}")
 }
 
-/// Cordons or uncordons a real node. The label shows which nodes the benchmark has cordoned.
+/// Cordons or uncordons a real node. The label marks the nodes to uncordon after the benchmark.
 async fn cordon(api: &Api<Node>, name: &str, cordoned: bool) -> Result<()> {
     let patch = json!({
         "metadata": {"labels": {LABEL: cordoned.then_some(CORDONED)}},
@@ -173,8 +173,8 @@ async fn create_node(client: &Client, name: &str) -> Result<()> {
     done.map(drop).context("set the status of a node")
 }
 
-/// Accepts the error that the object already exists, for example because an earlier benchmark was killed. Returns all
-/// other errors.
+/// Returns success if the object already exists (409), for example from a benchmark that was killed. Returns all other
+/// errors.
 fn exists<T>(made: kube::Result<T>) -> kube::Result<()> {
     match made {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zone_follows_from_name_of_simulated_node() {
+    fn name_of_simulated_node_determines_zone() {
         assert_eq!(zone_of("scale-node-7"), Some(1));
         assert_eq!(zone_of("node-7"), None);
         assert!(is_simulated("scale-node-0") && !is_simulated("node-0"));

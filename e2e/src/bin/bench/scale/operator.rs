@@ -1,4 +1,4 @@
-//! The operator under test: a process on this machine, with the metrics and the resource usage of this process.
+//! The process of the operator under test, its metrics, and its resource usage.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,10 +19,10 @@ use tokio::time::{sleep, timeout};
 
 /// The namespace of the operator's Lease.
 pub(super) const NAMESPACE: &str = "scale-operator";
-/// The port of the first process. The standby uses the next one.
+/// The metrics port of the first process. The second process, the standby, uses the next port.
 const FIRST_PORT: u16 = 18_080;
 const START: Duration = Duration::from_mins(2);
-/// Time limit for the process to end. It is longer than the time that the operator gives its reconciles to finish.
+/// Time limit for the process to exit after SIGTERM. It exceeds the time that the operator waits for its reconciles.
 const STOP: Duration = Duration::from_secs(40);
 const SAMPLES: Duration = Duration::from_millis(500);
 const REQUESTS: &str = "etcd_operator_api_requests_total";
@@ -34,7 +34,7 @@ pub(super) struct Operator {
     log: PathBuf,
 }
 
-/// What the process has used since its start.
+/// Resources that the process has used since its start.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Usage {
     pub(super) cpu_seconds: f64,
@@ -45,7 +45,7 @@ pub(super) struct Usage {
 }
 
 impl Operator {
-    /// Starts a process. `index` distinguishes the processes that run at the same time.
+    /// Starts a process. Two processes that run at the same time need different values of `index`.
     pub(super) fn start(program: &Path, index: u16) -> Result<Self> {
         let port = FIRST_PORT + index;
         let log = std::env::temp_dir().join(format!("etcd-operator-scale-{index}.log"));
@@ -66,7 +66,7 @@ impl Operator {
         Ok(Self { child, port, log })
     }
 
-    /// Waits until the process is ready to lead.
+    /// Waits until `/readyz` succeeds. The process may still be on standby.
     pub(super) async fn await_ready(&self) -> Result<()> {
         until("the operator is ready", START, async || {
             let answer = get(self.port, "/readyz").await?;
@@ -80,26 +80,26 @@ impl Operator {
         .with_context(|| format!("its log is {}", self.log.display()))
     }
 
-    /// Waits until the process is the leader.
+    /// Waits until the process holds the Lease.
     pub(super) async fn await_leader(&self) -> Result<()> {
         until("the operator leads", START, async || {
             let leads = page(self.port).await?.sum("etcd_operator_leader", "");
             Ok(if leads > 0.0 {
                 Poll::Done(())
             } else {
-                Poll::NotYet("it is on standby".to_owned())
+                Poll::NotYet("the operator is on standby".to_owned())
             })
         })
         .await
         .with_context(|| format!("its log is {}", self.log.display()))
     }
 
-    /// Waits until no reconcile is due.
+    /// Waits until the queue of objects to reconcile is empty.
     pub(super) async fn await_empty_queue(&self) -> Result<()> {
         until("the queue is empty", START, async || {
             let depth = page(self.port).await?.sum("etcd_operator_queue_depth", "");
             Ok(if depth > 0.0 {
-                Poll::NotYet(format!("{depth} objects are due"))
+                Poll::NotYet(format!("{depth} objects are in the queue"))
             } else {
                 Poll::Done(())
             })
@@ -107,28 +107,28 @@ impl Operator {
         .await
     }
 
-    /// The index for the next process, which may start while this process still runs. The two indexes alternate, so
-    /// that the processes have different ports.
+    /// The `index` for the next process. It is 0 or 1, different from this process, so that both can run at the same
+    /// time.
     pub(super) fn other_index(&self) -> u16 {
         u16::from(self.port == FIRST_PORT)
     }
 
-    /// True if the process has ended.
+    /// True if the process has exited.
     pub(super) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Asks the process to end, as the kubelet does.
+    /// Sends SIGTERM, as the kubelet does to stop a container.
     pub(super) fn terminate(&self) -> Result<()> {
         let pid = self.child.id().context("the operator has ended")?;
         let pid = Pid::from_raw(i32::try_from(pid)?).context("the operator has no PID")?;
         kill_process(pid, Signal::TERM).context("stop the operator")
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has exited.
     pub(super) async fn await_end(mut self) -> Result<()> {
         let ended = timeout(STOP, self.child.wait()).await;
-        let status = ended.context("the operator does not end")??;
+        let status = ended.context("the operator did not exit in time")??;
         ensure!(
             status.success(),
             "the operator failed: its log is {}",
@@ -157,9 +157,9 @@ impl Operator {
     }
 }
 
-/// The processor time in the text of `/proc/PID/stat`, in units of 1/100 s (`USER_HZ`).
+/// The CPU time in seconds, from the text of `/proc/PID/stat`. The unit of the file is 1/100 s (`USER_HZ`).
 fn cpu_seconds(stat: &str) -> Result<f64> {
-    // The name of the program is in parentheses, and may contain spaces.
+    // The field before the last `)` is the program name, which may contain spaces.
     let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat")?;
     let mut ticks = fields.split(' ').skip(11).take(2).map(str::parse::<f64>);
     let (user, system) = ticks.next().zip(ticks.next()).context("/proc/PID/stat")?;
@@ -201,7 +201,7 @@ pub(super) struct Queue {
     pub(super) oldest_seconds: f64,
 }
 
-/// Reads the metrics of the queue twice a second.
+/// Reads the metrics of the queue twice per second, and keeps the highest values.
 pub(super) struct Sampler {
     highest: Arc<Mutex<Queue>>,
     task: AbortHandle,
@@ -213,7 +213,7 @@ impl Sampler {
         let shared = Arc::clone(&highest);
         let task = tokio::spawn(async move {
             loop {
-                // While the operator starts or ends, the request fails and is skipped.
+                // Requests fail while the operator starts or stops. These samples are skipped.
                 if let Ok(page) = page(port).await {
                     let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
                     let depth = page.sum("etcd_operator_queue_depth", "");

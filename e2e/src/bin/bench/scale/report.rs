@@ -1,21 +1,22 @@
-//! Prints the figures as one table for each scenario, with the growth from size to size, and writes them as JSON.
+//! Prints one table of figures for each scenario, and returns all figures as JSON.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Number of methods and resources that the table shows for each scenario. The JSON file has all of them.
+/// Number of API and etcd requests in the table of a scenario, the most frequent first. The JSON file has all
+/// requests.
 const SHOWN: usize = 6;
 
-/// One value of a scenario.
+/// A measured value of a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figure {
     pub(super) name: &'static str,
     pub(super) value: f64,
 }
 
-/// The figures of one scenario with one number of clusters.
+/// The measured values of one scenario for one number of clusters.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) scenario: &'static str,
@@ -27,7 +28,7 @@ pub(super) struct Measured {
     pub(super) calls: BTreeMap<String, f64>,
 }
 
-/// The quantile `share` of the values, by the nearest-rank method. `None` if there are no values.
+/// The quantile of the values by the nearest-rank method. `None` if there are no values.
 pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -40,8 +41,8 @@ pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// How a value grows with the number of clusters: 0 if it is constant, 1 if it is proportional, 2 if it is quadratic.
-/// `None` if one of the values is not positive.
+/// The exponent with which a value grows with the number of clusters: 0 if constant, 1 if proportional, 2 if
+/// quadratic. `None` if a value is not positive.
 pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
     #[allow(clippy::cast_precision_loss)] // A float represents numbers below 2^52 exactly.
     let clusters = (to.0 as f64 / from.0 as f64).ln();
@@ -98,7 +99,7 @@ fn value(measured: &Measured, row: &str) -> Option<f64> {
     let part = |word: &str, of: Part| {
         let key = row.strip_prefix(word)?.strip_prefix(": ")?;
         Some(match key {
-            // `sum()` of no floats would return -0.
+            // `sum()` of an empty iterator of floats returns -0, which would be printed as "-0".
             "all" => of(measured).values().fold(0.0, |sum, value| sum + value),
             key => of(measured).get(key).copied().unwrap_or_default(),
         })
@@ -146,7 +147,7 @@ fn text(value: f64) -> String {
     }
 }
 
-/// All figures, with the settings of the benchmark.
+/// All figures and the settings of the benchmark, as JSON.
 pub(super) fn as_json(all: &[Measured], settings: &Value) -> Value {
     json!({"bench": "scale", "settings": settings, "results": all})
 }

@@ -1,5 +1,4 @@
-//! Functions that the scenarios share. They record the metrics of the operator before and after a scenario, wait and
-//! print the progress, and make changes and wait until these have an effect.
+//! Functions for all scenarios: record metrics before and after a scenario, make changes, and wait for their effect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,30 +16,30 @@ use super::operator::{Operator, Sampler, Usage};
 use super::report::{Figure, Measured, quantile};
 use super::subject::Subject;
 
-/// The pause after a scenario. The operator completes its remaining work during this time, so that this work does not
-/// affect the measurement of the next scenario.
+/// The pause after a scenario. The operator completes remaining work in this time, so that the next measurement
+/// excludes this work.
 pub(super) const SETTLE: Duration = Duration::from_secs(20);
-/// Number of clusters that a scenario changes to find out whether the operator does its work.
+/// Number of clusters that a scenario changes to test whether the operator manages clusters again.
 const PROBES: usize = 20;
-/// Time limit for the effect of one change.
+/// Time limit until a change reaches the pods.
 const EFFECT: Duration = Duration::from_mins(5);
-/// Time limit for a scenario, in addition to [`PER_CLUSTER`].
+/// Time limit for a scenario. [`PER_CLUSTER`] is added for each cluster.
 const CONVERGE: Duration = Duration::from_mins(10);
 const PER_CLUSTER: Duration = Duration::from_secs(5);
-/// How often a long wait prints its progress.
+/// The interval between progress messages.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// The number of clusters, and the other settings of a [`Run`].
+/// The settings of a [`Run`].
 pub(super) struct Settings {
     pub(super) clusters: usize,
     pub(super) members: usize,
-    /// Number of changes whose reaction is measured.
+    /// Number of changes. The scenario `changed` measures how long their effect takes.
     pub(super) changes: usize,
-    /// Duration of the measurements at rest.
+    /// Duration of each measurement of the idle operator.
     pub(super) window: Duration,
 }
 
-/// The state of the scenarios that run with one number of clusters. The module `scenarios` contains their steps.
+/// The state of a run with one number of clusters. The module `scenarios` contains the steps.
 pub(super) struct Run<'a> {
     pub(super) settings: Settings,
     pub(super) subject: &'a Subject,
@@ -51,7 +50,7 @@ pub(super) struct Run<'a> {
     pub(super) results: &'a mut Vec<Measured>,
 }
 
-/// The state before a scenario.
+/// The metrics before a scenario.
 pub(super) struct Before {
     at: Instant,
     usage: Usage,
@@ -78,13 +77,13 @@ pub(super) fn reactions(all: &[f64]) -> Vec<Figure> {
     .collect()
 }
 
-/// A new value for the label of a change. No other change has this value.
+/// A unique value for the label of a change.
 pub(super) fn next_value() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     format!("c{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The increase of each counter that has increased.
+/// The counters that increased, with their increase.
 fn increase(before: &BTreeMap<String, f64>, after: BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     let change = |(key, value)| {
         let change = value - before.get(&key).copied().unwrap_or_default();
@@ -107,7 +106,7 @@ impl Run<'_> {
         Ok(self.before_with(operator, usage))
     }
 
-    /// The state before a scenario. `usage` is the resource usage of the operator at this time.
+    /// The metrics before a scenario. `usage` is the current resource usage of the operator.
     pub(super) fn before_with(&self, operator: &Operator, usage: Usage) -> Before {
         Before {
             at: Instant::now(),
@@ -117,7 +116,7 @@ impl Run<'_> {
         }
     }
 
-    /// Adds the figures of the operator to those of a scenario.
+    /// Adds the operator's metrics during the scenario to `figures`, and records all of them.
     pub(super) async fn record(
         &mut self,
         scenario: &'static str,
@@ -148,9 +147,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Records a scenario after which the operator must manage the clusters again. `effects` are the times at which the
-    /// test changes had their effect. Also records the time from `since` to the last effect, and the time from `since`
-    /// until no reconcile is due.
+    /// Records a scenario after which the operator must manage clusters again. Records two durations after `since`:
+    /// until the last time in `effects`, and until the operator's queue is empty.
     pub(super) async fn record_duty(
         &mut self,
         scenario: &'static str,
@@ -174,7 +172,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until `count` returns `total`. Prints the progress.
+    /// Waits until `count` returns `total`, and prints the progress.
     pub(super) async fn await_count(
         &self,
         what: &str,
@@ -190,7 +188,10 @@ impl Run<'_> {
                 return Ok(());
             }
             if waited > limit {
-                bail!("{what}: only {now} of {total} after {} s", waited.as_secs());
+                bail!(
+                    "{what}: {now} of {total} at the time limit of {} s",
+                    waited.as_secs()
+                );
             }
             if printed.elapsed() >= PROGRESS {
                 println!("  {what}: {now} of {total} after {} s", waited.as_secs());
@@ -215,7 +216,7 @@ impl Run<'_> {
         self.await_count(what, load.clusters, complete).await
     }
 
-    /// Waits for the effect of a change, and returns its time.
+    /// Waits until a pod has the change `value`, and returns the time at which this was first observed.
     pub(super) async fn effect(&self, value: &str) -> Result<Instant> {
         let begun = Instant::now();
         while begun.elapsed() < EFFECT {
@@ -224,10 +225,10 @@ impl Run<'_> {
             }
             sleep(Duration::from_millis(1)).await;
         }
-        bail!("a change had no effect for {} s", EFFECT.as_secs())
+        bail!("no pod showed a change within {} s", EFFECT.as_secs())
     }
 
-    /// Changes evenly distributed clusters concurrently. Returns the values that their pods get.
+    /// Changes several evenly distributed clusters concurrently. Returns the value of the label [`CHANGE`] for each.
     pub(super) async fn change_some(&self, load: &Load) -> Result<Vec<String>> {
         let count = PROBES.min(load.clusters);
         let changes = (0..count).map(async |nth| {
@@ -238,7 +239,7 @@ impl Run<'_> {
         try_join_all(changes).await
     }
 
-    /// The times at which these changes had their effect.
+    /// For each change, the time at which a pod first had it.
     pub(super) async fn effects(&self, values: &[String]) -> Result<Vec<Instant>> {
         try_join_all(values.iter().map(|value| self.effect(value))).await
     }

@@ -1,4 +1,4 @@
-//! The scenarios, in the order in which they run for one number of clusters.
+//! The scenarios, in the order of execution.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -14,17 +14,16 @@ use super::operator::{Operator, Usage};
 use super::run::{Run, SETTLE, figure, next_value, reactions, seconds};
 use super::subject::testbed;
 
-/// The version of the clusters, and the version of the rolling update. The pods are simulated, so no node needs the
-/// images.
+/// The etcd versions before and after the rolling update. The images need not exist, because the pods are simulated.
 const VERSION: &str = "3.6.15";
 const NEXT_VERSION: &str = "3.6.16";
-/// Number of clusters that are created while others are unschedulable.
+/// Number of clusters that are created while the pods of other clusters are unschedulable.
 const ANOTHER: usize = 10;
-/// The zone whose pods are lost.
+/// The zone in which all pods are deleted.
 const LOST_ZONE: usize = 0;
 
 impl Run<'_> {
-    /// Runs all scenarios. If a scenario fails, the results of the earlier ones stay.
+    /// Runs all scenarios. If a scenario fails, the results of earlier scenarios are kept.
     pub(super) async fn scenarios(&mut self) -> Result<()> {
         let load = self.load("scale", self.settings.clusters);
         let reference = self.reference().await?;
@@ -68,7 +67,7 @@ impl Run<'_> {
         operator_namespace(&self.client).await
     }
 
-    /// The time in which a plain client creates the objects of all clusters, until their pods are ready.
+    /// Creates the objects of all clusters without an operator. Returns the seconds until all pods are ready.
     async fn reference(&self) -> Result<f64> {
         let warm = self.load("scale-warm", 1);
         let operator = self.start().await?;
@@ -129,7 +128,7 @@ impl Run<'_> {
         let mut all = Vec::new();
         for nth in 0..changes {
             let (value, begun) = (next_value(), Instant::now());
-            // The prime number spreads the changes over all clusters.
+            // The step of 7919, a prime number, spreads the changes over all clusters.
             load.change(nth * 7919 % load.clusters, &value).await?;
             let effect = self.effect(&value).await?;
             all.push(effect.duration_since(begun).as_secs_f64());
@@ -139,8 +138,8 @@ impl Run<'_> {
         self.settle(operator).await
     }
 
-    /// A zone is lost: the API server removes its pods, as after the deletion of their nodes. Each cluster keeps its
-    /// quorum, because a cluster without volumes does not survive the loss of its quorum.
+    /// Deletes the pods of a zone from the API server, as after the deletion of the zone's nodes. At most a minority
+    /// of each cluster is deleted, because a cluster without volumes does not survive the loss of its quorum.
     async fn lost(&mut self, operator: &Operator, load: &Load) -> Result<()> {
         let most = (self.settings.members - 1) / 2;
         let lost: HashSet<_> = { self.kubelet.in_zone(LOST_ZONE, most) }
@@ -210,7 +209,8 @@ impl Run<'_> {
         testbed(&self.subject.xtask, &["daemon", "stop", "kube-apiserver"]).await?;
         testbed(&self.subject.xtask, &["daemon", "start", "kube-apiserver"]).await?;
         let (outage, serves) = (seconds("seconds of the outage", begun), Instant::now());
-        // The operator ends if it cannot renew its lease in time. The kubelet would start it again.
+        // The operator exits if it cannot renew its Lease in time. This code then starts it again, as the kubelet
+        // would.
         let ended = operator.has_ended()?;
         if ended {
             usage = Usage::default();
@@ -252,7 +252,8 @@ impl Run<'_> {
         let figures = vec![seconds("seconds until all pods wait", begun)];
         self.record("unschedulable, created", before, operator, figures)
             .await?;
-        // The queue may never be empty, so the benchmark does not wait until the queue is empty.
+        // Unschedulable clusters may be reconciled again and again, so the queue may never be empty. A fixed pause is
+        // used.
         sleep(SETTLE).await;
         self.at_rest("unschedulable, at rest", operator).await?;
         println!("unschedulable: {ANOTHER} more clusters, one after another");

@@ -1,5 +1,5 @@
-//! The listeners of all simulated members. Every address of the pods belongs to this machine, so one listener for each
-//! port accepts the connections to all of them. The local address of a connection identifies the called member.
+//! The listeners of all simulated members, one for each port. Every pod IP address belongs to this machine, so the
+//! local address of a connection identifies the member.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use tokio::time::{sleep, timeout};
 
 use super::fleet::{Answer, Fleet};
 
-/// etcd's own timeout for a request without a quorum: five seconds, and twice its election timeout of one second.
+/// etcd answers a request without a quorum after 5 s plus twice the election timeout of 1 s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
-/// Length of the prefix of a gRPC message: a flag and the length of the message.
+/// Length of the prefix of a gRPC message: one byte of flags, four bytes for the length of the message.
 const PREFIX: usize = 5;
-/// Pause after a connection could not be accepted, for example because no file descriptor was free.
+/// Pause after an error of `accept`, for example because no file descriptor was free.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Serves the clients of all members, until the task is aborted.
+/// Serves the client port of all members, until the caller aborts the task.
 pub(super) async fn serve_clients(listener: TcpListener, fleet: Arc<Fleet>) {
     loop {
         let (stream, address) = accept(&listener, &fleet).await;
@@ -31,21 +31,21 @@ pub(super) async fn serve_clients(listener: TcpListener, fleet: Arc<Fleet>) {
     }
 }
 
-/// Serves the health listeners of all members, until the task is aborted.
+/// Serves the health port of all members, until the caller aborts the task.
 pub(super) async fn serve_health(listener: TcpListener, fleet: Arc<Fleet>) {
     loop {
         let (mut stream, address) = accept(&listener, &fleet).await;
         let fleet = Arc::clone(&fleet);
         tokio::spawn(async move {
             let answered = answer_health(&mut stream, address, &fleet);
-            // The client has its own deadline, so a failed answer is not reported.
+            // A failed answer is ignored, because the client has its own deadline.
             let _ = timeout(REQUEST_TIMEOUT, answered).await;
         });
     }
 }
 
-/// Returns the next connection to a running member, and the address of the member. Closes connections to other
-/// addresses, because the listener accepts connections to every address of this machine.
+/// Returns the next connection to a running member, and the IP address of the member. Closes connections to addresses
+/// at which no member runs.
 async fn accept(listener: &TcpListener, fleet: &Fleet) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
@@ -85,13 +85,13 @@ async fn serve_client(stream: TcpStream, address: IpAddr, fleet: Arc<Fleet>) {
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
         if !fleet.runs(address) {
-            // The simulated etcd has ended, so its connections end too.
+            // The member has stopped: close its connections, as a real etcd does.
             return;
         }
         let fleet = Arc::clone(&fleet);
         tokio::spawn(async move {
             let path = request.uri().path().to_owned();
-            // An error means that the client has ended the call.
+            // The call fails only if the client has ended it.
             let _ = answer_call(request.into_body(), respond, (address, &path), &fleet).await;
         });
     }
@@ -123,7 +123,7 @@ async fn answer_call(
     respond.send_response(head, true).map(drop)
 }
 
-/// Reads a request. The messages of the operator are short, so each is one gRPC message without compression.
+/// Reads a request. The operator's requests are short, so each is one uncompressed gRPC message.
 async fn read(mut body: RecvStream) -> Result<Bytes, h2::Error> {
     let mut all = BytesMut::new();
     while let Some(piece) = body.data().await {

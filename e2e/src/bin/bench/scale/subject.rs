@@ -1,4 +1,4 @@
-//! The operator under test, and the commands of the testbed.
+//! The operator under test, and a function that runs `cargo xtask testbed`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::Env;
 use tokio::process::Command;
 
-/// The operator under test, and the testbed.
+/// The programs of the operator and of `xtask`.
 pub(super) struct Subject {
     pub(super) program: PathBuf,
     pub(super) profile: String,
@@ -32,7 +32,7 @@ impl Subject {
     }
 }
 
-/// Runs a command of `cargo xtask testbed`.
+/// Runs `xtask testbed` with these arguments.
 pub(super) async fn testbed(xtask: &Path, words: &[&str]) -> Result<()> {
     let output = Command::new(xtask).arg("testbed").args(words).output();
     let output = output.await.with_context(|| xtask.display().to_string())?;

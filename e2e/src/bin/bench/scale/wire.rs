@@ -1,4 +1,4 @@
-//! The protobuf messages of etcd's API that the operator uses. The field numbers come from etcd's `rpc.proto`.
+//! The protobuf messages of etcd's API that the operator uses. The tags are those of etcd's `rpc.proto`.
 
 use prost::Message;
 
@@ -15,8 +15,7 @@ pub(super) struct Header {
     pub(super) raft_term: u64,
 }
 
-/// A response that has only a header. Responses with empty lists have the same encoding: `RangeResponse` and
-/// `AlarmResponse`.
+/// A response that contains only a header, also for `RangeResponse` and `AlarmResponse` with empty lists.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Empty {
     #[prost(message, optional, tag = "1")]
@@ -37,7 +36,7 @@ pub(super) struct Member {
     pub(super) is_learner: bool,
 }
 
-/// `MemberListResponse`, and the responses of the calls that change the members except `MemberAdd`.
+/// The responses of `MemberList`, `MemberRemove`, `MemberPromote` and `MemberUpdate`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Members {
     #[prost(message, optional, tag = "1")]
@@ -66,7 +65,7 @@ pub(super) struct Add {
     pub(super) is_learner: bool,
 }
 
-/// A request about one member: `MemberRemoveRequest`, `MemberPromoteRequest` and `MoveLeaderRequest`.
+/// A request with the ID of one member: `MemberRemoveRequest`, `MemberPromoteRequest` or `MoveLeaderRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct OneMember {
     #[prost(uint64, tag = "1")]
@@ -82,7 +81,7 @@ pub(super) struct Update {
     pub(super) peer_urls: Vec<String>,
 }
 
-/// A request about one revision: `CompactionRequest` and `HashKVRequest`.
+/// A request with one revision: `CompactionRequest` or `HashKVRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AtRevision {
     #[prost(int64, tag = "1")]

@@ -1,8 +1,8 @@
-//! The rules for changes of members, and the effect of lost members.
+//! Tests: adding, removing and promoting members, and the loss of members.
 
 use super::*;
 
-/// The start of the member `name` of the cluster with the first members `first`.
+/// The etcd arguments of the member `name` in a cluster whose initial members are `first`.
 pub(in super::super) fn start(first: &[&str], name: &str) -> Start {
     let url = |name: &str| format!("http://{name}.ns.svc:2380");
     Start {
@@ -20,7 +20,7 @@ pub(in super::super) fn start(first: &[&str], name: &str) -> Start {
     }
 }
 
-/// A cluster of three members that have run for a minute, and the IDs of the members.
+/// A cluster of three members that have run for a minute, the IDs of the members, and the current time.
 fn formed() -> (Cluster, [u64; 3], Instant) {
     let names = ["a", "b", "c"];
     let began = Instant::now();
@@ -129,7 +129,7 @@ fn leadership_moves_only_from_leader_to_running_voter() {
 }
 
 #[test]
-fn pod_without_data_of_member_does_not_start() {
+fn member_does_not_start_in_pod_without_its_data() {
     let (mut cluster, [_, b, _], now) = formed();
     cluster.stop(b);
     let mut again = start(&["a", "b", "c"], "b");

@@ -1,4 +1,4 @@
-//! Runs the etcd client of the operators against the simulator.
+//! Tests: the operators' etcd client can use the simulator.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ use crate::scale::cluster::tests::start;
 
 const FIRST: [&str; 3] = ["a", "b", "c"];
 
-/// The simulator with the loopback addresses 127.0.0.2 and later, and the client of the operators.
+/// A simulator whose members have the IP addresses 127.0.0.2, 127.0.0.3 and so on, with the operators' etcd client.
 struct Simulator {
     fleet: Arc<Fleet>,
     port: u16,
@@ -81,8 +81,8 @@ async fn etcd_client_reads_simulated_cluster_and_removes_member() {
         client.hash(&urls[1], status.revision).await.unwrap(),
     ];
     assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
-    // The member c is lost, and the client removes this member. The simulated etcd then rejects a new member, because
-    // the remaining members have not been connected for long enough.
+    // Member c stops, and the client removes it from the list. The simulator then refuses a new member, because the
+    // other members have not been connected for five seconds.
     simulator.stop(4);
     let gone = client.status(&urls[2]).await.unwrap_err();
     assert!(matches!(gone, Error::Unreachable(_)), "{gone}");
@@ -108,7 +108,7 @@ async fn etcd_client_promotes_learner_and_moves_leader_of_simulated_cluster() {
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     assert!(client.status(&learner).await.unwrap().is_learner);
     client.promote_member(&urls, added.id).await.unwrap();
-    // The member is already a voter, and the client reports the second promotion as successful.
+    // The member is already a voter, so this promotion changes nothing and succeeds.
     client.promote_member(&urls, added.id).await.unwrap();
     client.move_leader(&urls[0], added.id).await.unwrap();
     let leader = client.status(&urls[0]).await.unwrap().leader;
