@@ -1,3 +1,5 @@
+//! The name of a backup in the store. Performs no I/O.
+
 use api::backup::name::{self, Numbered};
 use jiff::Timestamp;
 

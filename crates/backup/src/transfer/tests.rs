@@ -1,3 +1,5 @@
+//! Tests of a transfer.
+
 use etcd::fake::FakeEtcd;
 use store::LocalStore;
 use store::fake::FaultyStore;

@@ -1,3 +1,5 @@
+//! Tests of the comparison of a pod with the spec.
+
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
 use super::*;

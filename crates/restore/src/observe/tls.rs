@@ -1,3 +1,5 @@
+//! Reads the certificates of the target cluster, and reports their problems.
+
 use api::EtcdCluster;
 use api::problem::Problem;
 use jiff::Timestamp;

@@ -1,3 +1,5 @@
+//! Reads the fetched snapshot on the volume.
+
 use std::fs::File;
 use std::io::Read as _;
 

@@ -1,3 +1,5 @@
+//! Tests of the status.
+
 use api::restore::ReplacesStatus;
 use store::progress::Moved;
 
