@@ -307,7 +307,7 @@ impl<K> Feed<K> {
     }
 
     /// Applies an event. Returns the changed objects, or the error of the watch. The metadata contains only the name,
-    /// the namespace, the owners and the deletion timestamp.
+    /// the namespace, the owners, the label of the cluster and the deletion timestamp.
     ///
     /// Returns the changed objects of a list only after the list is complete and is in the cache. The result then also
     /// contains objects that were deleted while the watch was interrupted.
@@ -364,9 +364,14 @@ fn metadata(json: &[u8]) -> Option<ObjectMeta> {
     Some(slim(&metadata))
 }
 
-/// The metadata that identifies an object and its owners.
+/// The metadata that identifies an object, its owners and its cluster.
 fn slim(metadata: &ObjectMeta) -> ObjectMeta {
+    let mut labels = metadata.labels.clone();
+    if let Some(labels) = &mut labels {
+        labels.retain(|key, _| key == names::LABEL_CLUSTER);
+    }
     ObjectMeta {
+        labels,
         name: metadata.name.clone(),
         namespace: metadata.namespace.clone(),
         owner_references: metadata.owner_references.clone(),
