@@ -56,6 +56,9 @@ pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-tok
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation on the PVC of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
+/// Annotation on the PVC of a member with the names of all voters, separated by commas. Only PVCs that stay after the
+/// deletion of their EtcdCluster have it.
+pub const ANNOTATION_VOTERS: &str = "etcd.database.coreos.com/voters";
 /// Annotation on the PVC of a member that was removed from etcd. Before the operator removes a member, it sets the
 /// value `operator`. If another client has removed the member, the value is the time at which the operator noticed the
 /// removal. It has the suffix `/majority` if a majority of the voters was removed.
@@ -86,7 +89,8 @@ pub const OPERATOR_USER: &str = "etcd-operator";
 /// CA is identified by its name and key, so a reissued CA has the same identity. With generated certificates, a CA is
 /// identified by the first sixteen digits of its fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` with which the pod was created.
+/// Pod annotation with the `spec.TLS` with which the pod was created. A PVC that stays after the deletion of its
+/// EtcdCluster has the same annotation.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the member's certificates. A change of the value makes the kubelet read the Secrets
 /// at once.

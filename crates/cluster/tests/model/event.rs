@@ -32,6 +32,8 @@ pub(crate) struct Setup {
     pub(crate) tls: Option<u8>,
     /// True if certificates are generated and their Secrets may be lost. Only the module `authorities` sets this field.
     pub(crate) authorities: bool,
+    /// True if the volumes stay when the EtcdCluster is deleted. Only the module `retained` sets this field.
+    pub(crate) retains: bool,
 }
 
 /// An event. Its numbers choose among the objects that exist when the event happens.
@@ -260,6 +262,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         silent: false,
         tls: None,
         authorities: false,
+        retains: false,
     }
 }
 
