@@ -144,6 +144,7 @@ pub(crate) enum Event {
     /// The owner pauses the operator, or resumes it.
     Pause,
     /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new one with the same name.
+    /// Retained volumes stay.
     DeleteCluster,
     /// The user sets another StorageClass or size for the volumes.
     Volumes(u8),

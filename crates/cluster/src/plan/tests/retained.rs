@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::action::{Object, Request};
 use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::recovery::NEW;
-use crate::plan::tests::scene::{CLUSTER, Scene, at};
+use crate::plan::tests::scene::{CLUSTER, Scene, at, delete_disk};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Removal, RetentionNotes, Seen};
@@ -136,6 +136,18 @@ fn invariant_35_retained_pvcs_record_voters_and_tls_settings() {
     assert!(labels(&scene).is_empty());
     scene.desired.object.spec.deletion_policy = None;
     assert_eq!(labels(&scene), all(RetentionNotes::default()));
+}
+
+/// The list of voters must not name a member without a volume.
+#[test]
+fn volume_of_removed_member_is_deleted_after_voters_are_recorded() {
+    let deletes = |scene: &Scene| scene.writes().contains(&delete_disk("d"));
+    let mut scene = three().with_leftover_disk("d");
+    assert!(!deletes(&scene));
+    for disk in scene.observed.disks.values_mut() {
+        disk.retention = notes();
+    }
+    assert!(deletes(&scene));
 }
 
 #[test]
