@@ -30,8 +30,8 @@ pub use flags::{
 };
 pub use options::{
     AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
-    DisruptionBudgetPolicy, EtcdFlag, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
-    RecoveryPolicy, ServicesPolicy,
+    ClusterDeletionPolicy, DisruptionBudgetPolicy, EtcdFlag, EtcdOptions, MemberAddress,
+    MemberReplacement, Recovery, RecoveryPolicy, ServicesPolicy,
 };
 pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
@@ -123,6 +123,10 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.hibernate needs members with volumes, because members without volumes lose their data when they stop: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
 ))]
 #[x_kube(validation = (
+    "!has(self.deletionPolicy) || self.deletionPolicy != 'RetainVolumes' || (has(self.pod) && has(self.pod.persistentVolumeClaimSpec))",
+    "spec.deletionPolicy RetainVolumes needs members with volumes: set spec.pod.persistentVolumeClaimSpec or remove spec.deletionPolicy"
+))]
+#[x_kube(validation = (
     "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)) || (env.name == 'ETCD_MAX_TXN_OPS' && has(self.etcd.maxTxnOps)))",
     "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
@@ -165,6 +169,10 @@ pub struct EtcdClusterSpec {
     /// ValidatingAdmissionPolicies of the Helm chart.
     #[serde(default, skip_serializing_if = "is_false")]
     pub protected: bool,
+    /// What happens to the volumes of the members when this EtcdCluster is deleted: Kubernetes deletes them (`Delete`),
+    /// or they stay, and a new EtcdCluster of the same name continues the cluster (`RetainVolumes`). Default `Delete`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deletion_policy: Option<ClusterDeletionPolicy>,
     /// Pods of the members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodPolicy>,
@@ -215,6 +223,7 @@ impl Default for EtcdClusterSpec {
             member_address: None,
             hibernate: false,
             protected: false,
+            deletion_policy: None,
             pod: None,
             tls: None,
             services: None,
@@ -237,6 +246,11 @@ impl EtcdClusterSpec {
         self.pod
             .as_ref()
             .is_some_and(|pod| pod.persistent_volume_claim_spec.is_some())
+    }
+
+    /// True if the volumes of the members stay when the EtcdCluster is deleted.
+    pub fn retains_volumes(&self) -> bool {
+        self.deletion_policy == Some(ClusterDeletionPolicy::RetainVolumes)
     }
 
     /// `spec.memberAddress`. The default is `Service`.

@@ -54,6 +54,9 @@ pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-tok
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation of the PVCs of the first members with the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
+/// Annotation of a member's PVC with the names of all voters, separated by commas. Only PVCs that stay after the
+/// deletion of their EtcdCluster have it.
+pub const ANNOTATION_VOTERS: &str = "etcd.database.coreos.com/voters";
 /// Annotation of the PVC of a removed member. The value is `operator` if the operator removes the member. Otherwise it
 /// is the time at which the operator noticed the removal, with the suffix `/majority` if a majority of voters was
 /// removed.
@@ -84,7 +87,7 @@ pub const OPERATOR_USER: &str = "etcd-operator";
 /// name and key, so a reissued CA stays the same. Generated CAs are identified by the first sixteen digits of their
 /// fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` of the pod.
+/// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the member's certificates. A changed value makes the kubelet read the Secrets at
 /// once.

@@ -194,7 +194,7 @@ pub async fn objects(
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects that lost their labels"))?;
-        let started = switch::started(&cluster, &pods);
+        let started = switch::started(&cluster, &pods, &claims);
         // The progress of a TLS change determines which TLS Secrets the operator reads.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
@@ -472,6 +472,8 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         match children::belongs(&claim.metadata, &uid) {
             Some(owned) => {
                 let labelled = is_labelled(&claim.metadata);
+                // Invariant 35: a retained PVC has no owner.
+                let owned = owned != cluster.spec.retains_volumes();
                 let seen = children::disk(claim, owned && labelled);
                 observed.disks.insert(claim.name_any(), seen);
             }

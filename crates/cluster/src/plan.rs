@@ -37,6 +37,7 @@ mod quorum;
 mod raft_log;
 mod recovery;
 mod replaced;
+mod retained;
 mod roll;
 mod second;
 mod settings;

@@ -23,7 +23,7 @@ use crate::tls::Tls;
 use crate::upkeep::{Upkeep, UpkeepRule};
 
 pub use pod::{Cause, Changed, Ending, Pod, Role, Trouble};
-pub use volume::{Claim, Disk, Removal};
+pub use volume::{Claim, Disk, Removal, RetentionNotes};
 
 /// The bootstrap in the status (`status.bootstrap`). The operator records it before it creates the first object.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -48,6 +48,8 @@ mod read;
 mod recovery;
 #[path = "model/removed.rs"]
 mod removed;
+#[path = "model/retained.rs"]
+mod retained;
 #[path = "model/run.rs"]
 mod run;
 #[path = "model/sent.rs"]
@@ -196,6 +198,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         silent: false,
         tls: None,
         authorities: false,
+        retains: false,
     }
 }
 

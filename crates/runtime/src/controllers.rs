@@ -1,6 +1,8 @@
 //! The watches of an operator: one controller for each listed namespace, or one controller for all namespaces. A listed
 //! namespace that cannot be watched therefore does not delay other namespaces (invariant 15).
 
+mod child;
+
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -171,8 +173,9 @@ where
         self
     }
 
-    /// Fills the cache with child objects of one kind. When a child changes, its owner of kind `K` is reconciled. The
-    /// cache contains the change before the reconcile starts.
+    /// Fills the cache with child objects of one kind. When a child changes, its owner of kind `K` is reconciled, or the
+    /// `K` that its cluster label names if the child has no owners. The cache contains the change before the reconcile
+    /// starts.
     ///
     /// `notify` is called with the UID of the owner, and with the name, the namespace, the owners and the deletion
     /// timestamp of the child.
@@ -190,6 +193,7 @@ where
         for (one, api) in self.all.iter_mut().zip(apis) {
             let feed = cache.feed(api.namespace());
             let (notify, gate) = (notify.clone(), Arc::clone(&one.gate));
+            let objects = one.objects.clone();
             gate.missing.send_modify(|missing| *missing += 1);
             let mut is_missing = true;
             let requests = watcher(api, config.clone()).flat_map(move |event| {
@@ -199,7 +203,12 @@ where
                     gate.missing.send_modify(|missing| *missing -= 1);
                 }
                 let requests = changed.filter_map(|child| match child {
-                    Ok(child) => request::<K, Child>(&child, &notify).map(Ok),
+                    Ok(child) => {
+                        let uid_of = |object: &ObjectRef<Guarded<K>>| {
+                            objects.get(object)?.meta().uid.clone()
+                        };
+                        child::request::<K, Child>(&child, &notify, uid_of).map(Ok)
+                    }
                     Err(error) => Some(Err(error)),
                 });
                 stream::iter(requests.collect::<Vec<_>>())
@@ -248,30 +257,6 @@ where
     pub fn cache(&self) -> Cache<K> {
         Cache(self.all.iter().map(|one| one.objects.clone()).collect())
     }
-}
-
-/// The request to reconcile the child's owner of kind `K`. `None` if the child has no such owner.
-fn request<K, Child>(
-    child: &ObjectMeta,
-    notify: impl Fn(&str, &ObjectMeta),
-) -> Option<ReconcileRequest<Guarded<K>>>
-where
-    K: Resource<DynamicType = ()> + Clone,
-    Child: Resource<DynamicType = ()>,
-{
-    let mut owners = child.owner_references.iter().flatten();
-    let owner = owners
-        .find(|owner| owner.kind == K::kind(&()) && owner.api_version == K::api_version(&()))?;
-    let namespace = child.namespace.as_deref()?;
-    let name = child.name.as_deref().unwrap_or_default();
-    notify(&owner.uid, child);
-    let related = ObjectRef::<Child>::new(name).within(namespace).erase();
-    Some(ReconcileRequest {
-        obj_ref: ObjectRef::new(&owner.name).within(namespace),
-        reason: ReconcileReason::RelatedObjectUpdated {
-            obj_ref: Box::new(related),
-        },
-    })
 }
 
 /// The requests of one watch, delayed until the gate opens. Errors are not delayed, so that the watch is retried.
@@ -350,9 +335,7 @@ mod tests {
     use std::cell::Cell;
     use std::pin::pin;
 
-    use api::EtcdCluster;
     use k8s_openapi::api::core::v1::ConfigMap;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::ResourceExt;
     use kube::runtime::watcher::Event;
 
@@ -363,37 +346,6 @@ mod tests {
         object.metadata.name = Some("same".to_owned());
         object.metadata.namespace = Some(namespace.to_owned());
         Guarded(Ok(object))
-    }
-
-    #[test]
-    fn changed_child_requests_reconcile_of_its_owner() {
-        let child = |kind: &str, api_version: &str| ObjectMeta {
-            name: Some("child".to_owned()),
-            namespace: Some("prod".to_owned()),
-            owner_references: Some(vec![OwnerReference {
-                api_version: api_version.to_owned(),
-                kind: kind.to_owned(),
-                name: "db".to_owned(),
-                uid: "uid".to_owned(),
-                ..OwnerReference::default()
-            }]),
-            ..ObjectMeta::default()
-        };
-        let notified = Cell::new(0);
-        let requested = |child: &ObjectMeta| {
-            let notify = |uid: &str, _: &ObjectMeta| {
-                assert_eq!(uid, "uid");
-                notified.set(notified.get() + 1);
-            };
-            request::<EtcdCluster, ConfigMap>(child, notify).map(|request| request.obj_ref)
-        };
-        let own = child("EtcdCluster", "etcd.database.coreos.com/v1beta2");
-        let expected = ObjectRef::<Guarded<EtcdCluster>>::new("db").within("prod");
-        assert_eq!(requested(&own), Some(expected));
-        assert_eq!(requested(&child("StatefulSet", "apps/v1")), None);
-        assert_eq!(requested(&child("EtcdCluster", "example.com/v1")), None);
-        assert_eq!(requested(&ObjectMeta::default()), None);
-        assert_eq!(notified.get(), 1);
     }
 
     #[tokio::test]

@@ -305,7 +305,7 @@ impl<K> Feed<K> {
     }
 
     /// Applies an event to the cache. Returns the metadata of the changed objects, or the error of the watch. The
-    /// metadata contains only the name, the namespace, the owners and the deletion timestamp.
+    /// metadata contains only the name, the namespace, the owners, the label of the cluster and the deletion timestamp.
     ///
     /// For a list, returns the changed objects when the list is complete and in the cache. They include objects that
     /// were deleted while the watch was interrupted.
@@ -362,9 +362,14 @@ fn metadata(json: &[u8]) -> Option<ObjectMeta> {
     Some(slim(&metadata))
 }
 
-/// The metadata that identifies an object and its owners.
+/// The metadata that identifies an object, its owners and its cluster.
 fn slim(metadata: &ObjectMeta) -> ObjectMeta {
+    let mut labels = metadata.labels.clone();
+    if let Some(labels) = &mut labels {
+        labels.retain(|key, _| key == names::LABEL_CLUSTER);
+    }
     ObjectMeta {
+        labels,
         name: metadata.name.clone(),
         namespace: metadata.namespace.clone(),
         owner_references: metadata.owner_references.clone(),

@@ -92,3 +92,4 @@ mod two_operators;
 mod uninstall_first;
 mod upgrade;
 mod volume_growth;
+mod volumes_retained;

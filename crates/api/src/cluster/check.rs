@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::flags::{flag_of_env, refused_argument, refused_variable};
 use super::pod::PodPolicy;
 use super::{
-    BootstrapMode, ClusterChange, EtcdCluster, EtcdClusterSpec, EtcdOptions, GeneratedTls,
-    MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy, TlsPolicy,
+    BootstrapMode, ClusterChange, ClusterDeletionPolicy, EtcdCluster, EtcdClusterSpec, EtcdOptions,
+    GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy, TlsPolicy,
 };
 use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::{Problem, names_of_set};
@@ -67,6 +67,7 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
             "set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate",
         ));
     }
+    problems.extend(deletion_problem(spec));
     problems.extend(tls_problems(spec));
     problems.extend(spec.pod.iter().flat_map(pod_problems));
     problems.extend(environment_problems(spec));
@@ -89,6 +90,21 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems.extend(recovery_problems(spec));
     problems.extend(backup_problems(spec));
     problems
+}
+
+fn deletion_problem(spec: &EtcdClusterSpec) -> Option<Problem> {
+    const FIELD: &str = "spec.deletionPolicy";
+    match &spec.deletion_policy {
+        Some(ClusterDeletionPolicy::Unknown(text)) => {
+            Some(Problem::unknown(FIELD, text, ClusterDeletionPolicy::KNOWN))
+        }
+        Some(ClusterDeletionPolicy::RetainVolumes) if !spec.is_durable() => Some(Problem::new(
+            FIELD,
+            "is RetainVolumes, but the members have no volumes",
+            "set spec.pod.persistentVolumeClaimSpec or remove spec.deletionPolicy",
+        )),
+        _ => None,
+    }
 }
 
 fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {

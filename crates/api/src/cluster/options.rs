@@ -54,6 +54,16 @@ text_enum! {
 }
 
 text_enum! {
+    /// What happens to the volumes of the members when their EtcdCluster is deleted.
+    ClusterDeletionPolicy {
+        /// Kubernetes deletes the volumes.
+        Delete = "Delete",
+        /// The volumes stay. A new EtcdCluster of the same name continues the cluster.
+        RetainVolumes = "RetainVolumes",
+    }
+}
+
+text_enum! {
     /// How a cluster is recovered after a permanent loss of the quorum.
     RecoveryPolicy {
         /// The operator reports the loss and waits for an approval.

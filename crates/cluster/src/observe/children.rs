@@ -1,5 +1,7 @@
 //! Converts PVCs, and the Services of members, to the planner's types. Performs no I/O.
 
+use std::collections::BTreeSet;
+
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,7 +11,7 @@ use member::{self, Members};
 use crate::ownership::owner;
 use crate::plan::diff;
 use crate::quantity::bytes;
-use crate::snapshot::{self, Claim, Disk, Removal};
+use crate::snapshot::{self, Claim, Disk, Removal, RetentionNotes};
 
 /// `Some(true)`: the EtcdCluster with this UID owns the object. `Some(false)`: the object has no owner, but has a
 /// cluster token, so the cluster may adopt it. `None`: the object belongs to another owner, or has no token.
@@ -30,8 +32,13 @@ pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
         .cloned()
 }
 
-/// Converts a member's PVC. `owned`: the EtcdCluster owns the PVC, and the PVC has its labels.
+/// Converts a member's PVC. `owned`: the PVC has the owner and the labels that the EtcdCluster requires.
 pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
+    let members = |key: &str| -> BTreeSet<String> {
+        let list = annotation(&claim.metadata, key);
+        list.map(|list| list.split(',').map(str::to_owned).collect())
+            .unwrap_or_default()
+    };
     Disk {
         uid: claim.uid().unwrap_or_default(),
         resource_version: claim.resource_version().unwrap_or_default(),
@@ -44,9 +51,11 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
             .and_then(|id| id.parse().ok()),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
         served: annotation(&claim.metadata, names::ANNOTATION_SERVED),
-        initial: annotation(&claim.metadata, names::ANNOTATION_FIRST_MEMBERS)
-            .map(|list| list.split(',').map(str::to_owned).collect())
-            .unwrap_or_default(),
+        initial: members(names::ANNOTATION_FIRST_MEMBERS),
+        retention: RetentionNotes {
+            voters: members(names::ANNOTATION_VOTERS),
+            tls: annotation(&claim.metadata, names::ANNOTATION_TLS),
+        },
         terminating: claim.metadata.deletion_timestamp.is_some(),
         lost: is_lost(claim),
         claim: volume(claim),

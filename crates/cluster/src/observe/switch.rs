@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::EtcdCluster;
 use api::cluster::{PeerListener, PeerStage, TlsPolicy};
 use api::names::{self, CertificateUse};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use member::Members;
 
@@ -105,8 +105,22 @@ pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<Strin
         .collect()
 }
 
-/// The TLS settings with which members were started, according to `status.TLS` and the pods.
-pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
+/// The TLS settings with which a member was started, from the annotation of its retained PVC.
+#[expect(
+    clippy::option_option,
+    reason = "the inner None means no TLS, the outer None means unknown"
+)]
+fn kept_with(claim: &PersistentVolumeClaim) -> Option<Option<TlsPolicy>> {
+    serde_json::from_str(claim.annotations().get(names::ANNOTATION_TLS)?).ok()
+}
+
+/// The TLS settings with which members were started, according to `status.TLS` and the pods. Without pods, according
+/// to the retained PVCs.
+pub(super) fn started(
+    cluster: &EtcdCluster,
+    pods: &[Pod],
+    claims: &[PersistentVolumeClaim],
+) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
@@ -121,11 +135,24 @@ pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let ours = || pods.iter().filter(ours);
     let record = status.and_then(|status| status.tls.as_ref());
     let record = record.filter(|record| Some(&record.token) == token && record.is_consistent());
+    let mut made: BTreeMap<_, _> = ours()
+        .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
+        .collect();
+    if made.is_empty() {
+        // Invariant 23: the members of a deleted EtcdCluster start again with their TLS settings, even if the new
+        // spec has other settings.
+        let of_token = |claim: &&PersistentVolumeClaim| {
+            let of = claim.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
+            token.is_some() && of == token && children::belongs(&claim.metadata, &uid).is_some()
+        };
+        let claims = claims.iter().filter(of_token);
+        made = claims
+            .filter_map(|claim| Some((claim.name_any(), kept_with(claim)?)))
+            .collect();
+    }
     Started {
         record: record.cloned(),
-        made: ours()
-            .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
-            .collect(),
+        made,
         modes: ours()
             .filter_map(|pod| Some((pod.name_any(), mode(pod)?)))
             .collect(),
@@ -173,7 +200,7 @@ mod tests {
     }
 
     fn rollout(cluster: &EtcdCluster, pods: &[Pod]) -> TlsRollout {
-        TlsRollout::of(&started(cluster, pods), cluster.spec.tls.as_ref())
+        TlsRollout::of(&started(cluster, pods, &[]), cluster.spec.tls.as_ref())
     }
 
     fn pod(said: Option<&str>, scheme: &str) -> Pod {
@@ -273,6 +300,26 @@ mod tests {
             assert!(!rollout.recorded && rollout.refused.is_none());
             assert!(rollout.next.is_some());
             assert_eq!(rollout.modes.len(), 1);
+        }
+    }
+
+    /// A person deleted an EtcdCluster with retained volumes, and created it again with another `spec.TLS`.
+    #[test]
+    fn invariant_23_members_on_retained_volumes_keep_their_tls_settings() {
+        for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
+            let mut claim = PersistentVolumeClaim::default();
+            let notes = [
+                (names::ANNOTATION_CLUSTER_TOKEN, "token"),
+                (names::ANNOTATION_TLS, was),
+            ];
+            let notes = notes.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            claim.metadata.annotations = Some(notes.into());
+            let cluster = cluster(wanted);
+            let claims = [claim];
+            let started = started(&cluster, &[], &claims);
+            let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
+            assert_eq!(rollout.at, policy(was), "{wanted}");
+            assert!(!rollout.recorded && rollout.next.is_some());
         }
     }
 

@@ -268,6 +268,30 @@ fn invariant_7_objects_with_token_but_no_owner_belong_to_cluster() {
 }
 
 #[test]
+fn invariant_35_retained_pvc_must_have_no_owner() {
+    let disk = |policy: &str, has_owner: bool| {
+        let observed = seen(|objects| {
+            objects.cluster.spec.deletion_policy = Some(policy.into());
+            let metadata = &mut objects.claims[0].metadata;
+            let voters = ("etcd.database.coreos.com/voters", "db-a,db-b");
+            let annotations = metadata.annotations.as_mut().unwrap();
+            annotations.insert(voters.0.to_owned(), voters.1.to_owned());
+            if !has_owner {
+                metadata.owner_references = None;
+            }
+        });
+        assert!(observed.strangers.is_empty());
+        observed.disks[MEMBER].clone()
+    };
+    for (policy, has_owner) in [("Delete", true), ("RetainVolumes", false)] {
+        assert!(disk(policy, has_owner).owned, "{policy}");
+        assert!(!disk(policy, !has_owner).owned, "{policy}");
+    }
+    let voters = disk("RetainVolumes", false).retention.voters;
+    assert_eq!(voters, ["db-a", "db-b"].map(String::from).into());
+}
+
+#[test]
 fn container_state_is_converted_to_pod_problem() {
     let cases = [
         (

@@ -33,7 +33,7 @@ pub fn objects(watched: &Watched, cluster: &EtcdCluster) -> Option<Objects> {
     let policies = watched.policies.get(of_cluster)?;
     let found = (&mut pods, &mut claims, &mut services);
     let is_complete = unlabelled::missing(cluster, found) == Missing::default();
-    let started = switch::started(cluster, &pods);
+    let started = switch::started(cluster, &pods, &claims);
     let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
     let plain = rollout.at.is_none() && rollout.next.is_none() && cluster.spec.auth.is_none();
     let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();

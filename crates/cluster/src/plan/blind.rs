@@ -97,7 +97,7 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
 }
 
 /// Adopts the objects that a deleted EtcdCluster has left, if they have the token of this cluster.
-fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
+pub(super) fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
     let observed = build.observed;
     let mut draft = Draft::new(build);
     let label = |name: &str, uid: &str| Label {
@@ -106,6 +106,7 @@ fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Dr
         role: None,
         token: intent.token.clone(),
         cluster_id: Some(cluster_id),
+        retention: None,
     };
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
     let disks = observed.disks.iter();

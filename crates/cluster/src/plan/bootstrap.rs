@@ -16,7 +16,8 @@ use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{
-    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, objects, versions,
+    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, objects, retained,
+    versions,
 };
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
@@ -36,6 +37,13 @@ pub(super) fn unrecorded<'a>(
     }
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
+    if traces.len() > 1 {
+        // Invariant 36: the volumes of earlier clusters are ignored.
+        let is_newest = |(token, ..): &Trace| retained::may_be_newest(observed, token);
+        if traces.iter().any(is_newest) {
+            traces.retain(is_newest);
+        }
+    }
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
         // If only one of several tokens has a cluster ID, the other tokens are ignored: their clusters never formed.
         traces.retain(|(.., found)| found.is_some());
@@ -49,6 +57,10 @@ pub(super) fn unrecorded<'a>(
         });
     }
     if let [(token, members, found)] = traces.as_slice() {
+        let refusal = retained::refuses(build, token).filter(|_| recorded.is_none());
+        if let Some(refusal) = refusal {
+            return refusal;
+        }
         // Invariant 7: the token on pods and volumes proves that a cluster exists. The operator records this cluster
         // again.
         draft.say(format!("record the cluster of members {}", join(members)));

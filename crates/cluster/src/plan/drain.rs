@@ -110,6 +110,7 @@ pub(super) fn settle<'a>(
             role: Some(role),
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
+            retention: None,
         };
         draft.add(build.label_pod(&label));
     }

@@ -4,7 +4,7 @@
 use api::cluster::RecoveryPhase;
 
 use crate::plan::actions::{self, Builder};
-use crate::plan::{Draft, STEADY, objects, recovery};
+use crate::plan::{Draft, STEADY, blind, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::Disk;
 
@@ -57,6 +57,12 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
+    }
+    // Invariant 35: the deletion policy may have changed during the hibernation.
+    if let Some(cluster_id) = observed.cluster_id
+        && desired.object.spec.retains_volumes()
+    {
+        draft.join(blind::own(build, (intent, cluster_id)));
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));

@@ -13,7 +13,9 @@ use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, Label, STEADY, adoption, concurrent_join, joining, member_objects};
+use crate::plan::{
+    Draft, Label, STEADY, adoption, concurrent_join, joining, member_objects, retained,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Claim, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
@@ -105,6 +107,7 @@ pub(super) fn labels<'a>(
 ) -> Draft<'a> {
     let now = build.now;
     let mut draft = Draft::new(build);
+    let retention = retained::notes(build.desired, view);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
             // A drained voter keeps its role here. The module `drain` decides whether the member becomes an endpoint
@@ -115,12 +118,13 @@ pub(super) fn labels<'a>(
             _ if member.votes() => Role::Voter,
             _ => Role::Learner,
         };
-        let label = |uid: &str, role| Label {
+        let label = |uid: &str, role, retention| Label {
             member: member.name.clone(),
             uid: uid.to_owned(),
             role,
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
+            retention,
         };
         if let Some(pod) = member.pod
             && pod.stays()
@@ -129,15 +133,17 @@ pub(super) fn labels<'a>(
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
-            draft.add(build.label_pod(&label(&pod.uid, Some(role))));
+            draft.add(build.label_pod(&label(&pod.uid, Some(role), None)));
         }
         if let Some(disk) = member.disk
             && !disk.terminating
             && (!disk.owned
                 || disk.token.as_ref() != Some(&intent.token)
-                || disk.cluster_id != Some(cluster_id))
+                || disk.cluster_id != Some(cluster_id)
+                || disk.retention != retention)
         {
-            draft.add(build.label_volume(&label(&disk.uid, None)));
+            let retention = (disk.retention != retention).then(|| retention.clone());
+            draft.add(build.label_volume(&label(&disk.uid, None, retention)));
         }
     }
     draft
@@ -189,6 +195,7 @@ pub(super) fn leftovers<'a>(
             Leftover::Ordinary => {}
             Leftover::Stays => continue,
             Leftover::KeepsDisk => {
+                retained::mark_earlier(&name, &mut draft);
                 member_objects::discard_all_but_disk(&name, &mut draft);
                 continue;
             }
@@ -203,6 +210,11 @@ pub(super) fn leftovers<'a>(
                 "the objects of {name} have the ID of cluster {other}, so the operator does not change them: delete them if they are not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
+            retained::mark_earlier(&name, &mut draft);
+            continue;
+        }
+        if retained::is_outdated(desired, view) {
+            member_objects::discard_all_but_disk(&name, &mut draft);
             continue;
         }
         member_objects::discard(&name, &mut draft);

@@ -16,6 +16,7 @@ mod losses;
 mod recovered;
 mod recovery;
 mod replacing;
+mod retained;
 mod rollback;
 mod rolling;
 pub(crate) mod scene;

@@ -14,7 +14,8 @@ pub struct Disk {
     pub resource_version: String,
     /// Who removed the member from etcd, as recorded on the PVC; `None` without a record.
     pub removal: Option<Removal>,
-    /// True if the PVC is owned by the EtcdCluster and has its labels.
+    /// True if the PVC has the labels and the owner that the EtcdCluster requires. A retained PVC must have no owner
+    /// (invariant 35).
     pub owned: bool,
     /// The cluster token in the PVC's annotations.
     pub token: Option<String>,
@@ -27,6 +28,8 @@ pub struct Disk {
     pub served: Option<String>,
     /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
+    /// The records for a later EtcdCluster of the same name.
+    pub retention: RetentionNotes,
     /// True if the PVC is being deleted. Kubernetes keeps it until the pod that uses it is deleted.
     pub terminating: bool,
     /// True if Kubernetes reports the volume as lost. A pod that has mounted the volume may continue to run. No other
@@ -47,6 +50,15 @@ impl Disk {
     pub(crate) fn is_evidence(&self) -> bool {
         matches!(self.removal, Some(Removal::ByOthers { .. }))
     }
+}
+
+/// Annotations of a retained PVC, for a later EtcdCluster of the same name. Empty unless the spec retains volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RetentionNotes {
+    /// Names of the voters.
+    pub voters: BTreeSet<String>,
+    /// The TLS settings with which the members were started, as JSON.
+    pub tls: Option<String>,
 }
 
 /// Who removed the member of a PVC from etcd.

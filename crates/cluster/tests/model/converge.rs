@@ -75,6 +75,11 @@ impl Run {
             return true;
         }
         let says = |reason| plan.problems.iter().any(|problem| problem.reason == reason);
+        // Invariant 36: too few volumes are left for a quorum.
+        if self.world.intent.is_none() && says(Reason::IdentityUnknown) && self.world.setup.retains
+        {
+            return !self.world.retains_quorum();
+        }
         if self.world.is_given_up_by_others(plan) {
             return true;
         }

@@ -32,6 +32,8 @@ pub(crate) struct Setup {
     pub(crate) tls: Option<u8>,
     /// True if certificates are generated and their Secrets may be lost. Only the module `authorities` sets this field.
     pub(crate) authorities: bool,
+    /// True if the volumes stay when the EtcdCluster is deleted. Only the module `retained` sets this field.
+    pub(crate) retains: bool,
 }
 
 /// An event. Its numbers choose among the objects that exist when the event happens.
@@ -142,6 +144,7 @@ pub(crate) enum Event {
     /// The owner pauses the operator, or resumes it.
     Pause,
     /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new one with the same name.
+    /// Retained volumes stay.
     DeleteCluster,
     /// The user sets another StorageClass or size for the volumes.
     Volumes(u8),
@@ -260,6 +263,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         silent: false,
         tls: None,
         authorities: false,
+        retains: false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::snapshot::Kept;
+use cluster::snapshot::{Kept, RetentionNotes};
 use etcd::ClusterId;
 
 use crate::event::Event;
@@ -334,6 +334,7 @@ impl World {
             marked: true,
             version: 0,
             removal: None,
+            retention: RetentionNotes::default(),
             volume: self.wishes.volume,
             uid: self.next(),
             initial: BTreeSet::new(),

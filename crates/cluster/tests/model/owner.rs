@@ -84,6 +84,9 @@ impl World {
     /// those of a new cluster. Also does nothing if an earlier EtcdCluster of this name has left objects.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
+        if self.setup.retains && !self.can_be_recreated() {
+            return;
+        }
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
             return;
         }
@@ -108,12 +111,15 @@ impl World {
         if let Some(name) = self.services.keys().next().cloned() {
             self.services.remove(&name);
         }
+        let retains = self.setup.retains;
         for disk in self.disks.values_mut() {
-            disk.terminating = true;
+            disk.terminating |= !retains;
         }
         let pods = &self.pods;
-        self.disks.retain(|name, _| pods.contains_key(name));
-        if self.pods.is_empty() && self.disks.is_empty() && self.services.is_empty() {
+        self.disks
+            .retain(|name, disk| pods.contains_key(name) || !disk.terminating);
+        let is_deleted = self.disks.is_empty() || retains;
+        if self.pods.is_empty() && is_deleted && self.services.is_empty() {
             self.be_born_again();
         }
     }
@@ -130,9 +136,14 @@ impl World {
         // No late write can reach the new EtcdCluster. An operator process drops a plan after ten seconds, and the
         // garbage collector deletes the objects of the deleted EtcdCluster.
         self.late.clear();
-        self.memory.forget_all();
-        self.want_first_version();
-        self.begin_tls_anew();
+        if self.setup.retains {
+            // The data stays, so no acknowledged write may be lost.
+            self.forget(false);
+        } else {
+            self.memory.forget_all();
+            self.want_first_version();
+            self.begin_tls_anew();
+        }
         self.object_version += 1;
         tell!(
             self,

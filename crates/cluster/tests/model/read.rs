@@ -70,6 +70,7 @@ impl World {
                 version: Some(self.setup.version.to_owned()),
                 served: None,
                 initial: disk.initial.clone(),
+                retention: disk.retention.clone(),
                 terminating: disk.terminating,
                 lost: disk.lost,
                 claim: disk.volume.claim(),

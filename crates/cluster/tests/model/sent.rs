@@ -12,7 +12,7 @@ use cluster::action::{
     StatusRecord,
 };
 use cluster::plan::{Label, Start, State, name_of};
-use cluster::snapshot::{Changed, Desired, Intent, Observed, Removal, Role};
+use cluster::snapshot::{Changed, Desired, Intent, Observed, Removal, RetentionNotes, Role};
 use cluster::{action, observe, plan};
 use etcd::MemberId;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -372,6 +372,14 @@ fn labelled(patch: &Patch) -> Label {
         role,
         token: text(&noted[names::ANNOTATION_CLUSTER_TOKEN]).unwrap(),
         cluster_id: text(&noted[names::ANNOTATION_CLUSTER_ID]).map(|id| id.parse().unwrap()),
+        retention: noted.get(names::ANNOTATION_VOTERS).map(|voters| {
+            let voters = text(voters);
+            let voters = voters.iter().flat_map(|list| list.split(','));
+            RetentionNotes {
+                voters: voters.map(str::to_owned).collect(),
+                tls: text(&noted[names::ANNOTATION_TLS]),
+            }
+        }),
     }
 }
 

@@ -9,7 +9,9 @@ use crate::writes::Write;
 use api::EtcdCluster;
 use cluster::naming::Names;
 use cluster::plan::Start;
-use cluster::snapshot::{Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared};
+use cluster::snapshot::{
+    Desired, Intent, Kept, Observed, RecoveryRule, Removal, RetentionNotes, Role, Shared,
+};
 use etcd::ClusterId;
 use member::Operators;
 use serde_json::json;
@@ -113,6 +115,7 @@ pub(crate) struct WorldDisk {
     pub(crate) version: u64,
     /// The removal of the member that is recorded on the PVC.
     pub(crate) removal: Option<Removal>,
+    pub(crate) retention: RetentionNotes,
     pub(crate) volume: Volume,
 }
 
@@ -268,7 +271,13 @@ fn object(setup: &Setup) -> EtcdCluster {
     };
     let backup = json!({ "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },
         "beforeChanges": ["Upgrade", "Shrink"] });
-    let spec = json!({ "size": setup.size, "version": setup.version, "repository": "etcd", "pod": pod,
+    let policy = if setup.retains {
+        "RetainVolumes"
+    } else {
+        "Delete"
+    };
+    let spec = json!({ "size": setup.size, "deletionPolicy": policy, "version": setup.version,
+        "repository": "etcd", "pod": pod,
         "backup": backup });
     let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
     object.metadata.namespace = Some("ns".to_owned());

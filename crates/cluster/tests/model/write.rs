@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::writes::Write;
 use cluster::plan::{Start, State};
-use cluster::snapshot::{Intent, Kept, Removal};
+use cluster::snapshot::{Intent, Kept, Removal, RetentionNotes};
 use etcd::ClusterId;
 
 use crate::etcd_model::Member;
@@ -134,6 +134,9 @@ impl World {
                     return Answer::Failed;
                 };
                 (disk.cluster_id, disk.owned, disk.marked) = (label.cluster_id, true, true);
+                if let Some(retention) = &label.retention {
+                    disk.retention.clone_from(retention);
+                }
                 Answer::Done(None)
             }
             _ => self.write_service(write),
@@ -256,6 +259,7 @@ impl World {
             marked: true,
             version: 0,
             removal: None,
+            retention: RetentionNotes::default(),
             volume: self.wishes.volume,
             uid: self.next(),
             initial: if first {

@@ -146,9 +146,9 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member, and no protection, because the
-/// rehearsal deletes it. It also has no backups, Services, certificates or NetworkPolicies, because they affect other
-/// systems.
+/// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member, no protection and no retained volumes,
+/// because the rehearsal deletes it. It also has no backups, Services, certificates or NetworkPolicies, because they
+/// affect other systems.
 fn rehearsal(
     copy: &str,
     backup: &str,
@@ -165,6 +165,7 @@ fn rehearsal(
         hibernate: false,
         paused: false,
         protected: false,
+        deletion_policy: None,
         ..cluster.spec.clone()
     });
     spec.size = 1;
@@ -219,6 +220,7 @@ mod tests {
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "main" },
             "spec": { "size": 5, "version": "3.6.16", "paused": true, "protected": true,
+                "deletionPolicy": "RetainVolumes",
                 "auth": { "secret": "root", "enabled": true }, "TLS": { "generated": {} }, "services": { "client": { "type": "LoadBalancer" } },
                 "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } }
         }))
@@ -231,7 +233,7 @@ mod tests {
         assert!(
             spec.tls.is_none() && spec.services.is_none() && spec.backup.is_none() && !spec.paused
         );
-        assert!(!spec.protected && spec.is_durable());
+        assert!(!spec.protected && !spec.retains_volumes() && spec.is_durable());
         assert_eq!(spec.auth.unwrap().enabled, None);
         let alone = rehearsal("verify-x", "nightly", None, Some("3.5.35"));
         assert_eq!(

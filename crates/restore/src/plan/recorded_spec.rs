@@ -39,6 +39,7 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
         member_address: _,
         hibernate: _,
         protected: _,
+        deletion_policy: _,
         tls: _,
         services: _,
         pod_disruption_budget: _,

@@ -56,6 +56,21 @@ fn each_invalid_field_of_stored_etcdcluster_is_reported() {
 }
 
 #[test]
+fn retained_volumes_require_members_with_volumes() {
+    let problems = |text: &str| validate(&cluster(serde_json::from_str(text).unwrap()));
+    let field = ["spec.deletionPolicy"];
+    let bare = problems(r#"{"deletionPolicy":"RetainVolumes"}"#);
+    assert_eq!(fields(&bare), field);
+    let unknown = problems(r#"{"deletionPolicy":"Keep"}"#);
+    assert_eq!(fields(&unknown), field);
+    assert!(unknown[0].remedy.contains("RetainVolumes"), "{unknown:?}");
+    assert_eq!(problems(r#"{"deletionPolicy":"Delete"}"#), []);
+    let durable = r#"{"deletionPolicy":"RetainVolumes","pod":{"persistentVolumeClaimSpec":{
+        "resources":{"requests":{"storage":"1Gi"}}}}}"#;
+    assert_eq!(problems(durable), []);
+}
+
+#[test]
 fn unknown_change_or_invalid_backup_age_is_rejected() {
     let problems = |more: &str| {
         let text = format!(

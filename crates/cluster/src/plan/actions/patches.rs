@@ -12,7 +12,7 @@ use super::{Builder, Event, action, start};
 use crate::action::{Action, Kind, Patch, PatchForm, Rejection, Request, Resize};
 use crate::plan::Explanation;
 use crate::reason::Reason;
-use crate::snapshot::{Changed, Disk, Removal, Role};
+use crate::snapshot::{Changed, Disk, Removal, RetentionNotes, Role};
 
 /// The role, token and cluster ID for the labels and annotations of a pod or PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Label {
     pub token: String,
     /// The cluster ID; `None` until etcd has reported it.
     pub cluster_id: Option<ClusterId>,
+    /// The records on a PVC for a later EtcdCluster; `None` leaves them unchanged.
+    pub retention: Option<RetentionNotes>,
 }
 
 /// Records on a member's PVC that the operator or other software removed the member from etcd. `None` deletes the
@@ -246,11 +248,20 @@ impl Builder<'_> {
             labels[names::LABEL_ROLE] = json!(role);
             annotations[names::ANNOTATION_BUSY_SINCE] = since;
         }
+        if let Some(RetentionNotes { voters, tls }) = &label.retention {
+            let list: Vec<&str> = voters.iter().map(String::as_str).collect();
+            let list = (!list.is_empty()).then(|| list.join(","));
+            annotations[names::ANNOTATION_VOTERS] = json!(list);
+            annotations[names::ANNOTATION_TLS] = json!(tls);
+        }
+        // Invariant 35: garbage collection deletes every object whose owner is deleted.
+        let retained = kind == Kind::VolumeClaim && self.desired.object.spec.retains_volumes();
+        let owner = apply::owner_reference(&self.desired.object).filter(|_| !retained);
         let metadata = json!({
             "uid": label.uid,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": [apply::owner_reference(&self.desired.object)],
+            "ownerReferences": owner.map(|owner| [owner]),
         });
         Request::Patch(merge(kind, &label.member, &metadata))
     }

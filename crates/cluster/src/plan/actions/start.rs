@@ -107,6 +107,10 @@ impl Builder<'_> {
                 "a new member needs a volume, but spec.pod.persistentVolumeClaimSpec is not set: set it";
             Explanation::new(Reason::InvalidSpec, text)
         })?;
+        if self.desired.object.spec.retains_volumes() {
+            // Invariant 35: from its creation on, a retained PVC has no owner.
+            claim.metadata.owner_references = None;
+        }
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {

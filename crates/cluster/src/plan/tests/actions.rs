@@ -130,6 +130,7 @@ fn invariant_11_patches_and_deletes_have_preconditions() {
         role: Some(Role::Voter),
         token: "token".into(),
         cluster_id: Some(CLUSTER),
+        retention: None,
     };
     let scene = three().reserved("n");
     let build = scene.build();

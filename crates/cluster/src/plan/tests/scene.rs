@@ -428,6 +428,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         version: Some("3.6.16".into()),
         served: None,
         initial: [].into(),
+        retention: crate::snapshot::RetentionNotes::default(),
         terminating: false,
         lost: false,
         claim: crate::snapshot::Claim::default(),
