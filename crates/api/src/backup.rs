@@ -2,6 +2,7 @@
 
 mod check;
 mod columns;
+mod copy;
 mod encryption;
 pub mod name;
 mod stored;
@@ -14,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub(crate) use copy::copy_problems;
+pub use copy::{BackupCopy, CopyStatus, copied_block, name_suffix};
 pub use encryption::{Encryption, EncryptionKey};
 pub use stored::{Progress, StoredBackup};
 pub use verification::{
@@ -171,6 +174,10 @@ text_enum! {
     "!has(self.verification) || self.storageType != 'Local'",
     "spec.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.verification, or use a bucket or a PVC"
 ))]
+#[x_kube(validation = (
+    "!has(self.copyTo) || self.copyTo.size() == 0 || self.storageType != 'PVC'",
+    "spec.copyTo is not possible for storageType PVC, because the operator cannot read the volume: remove spec.copyTo, or use a bucket"
+))]
 pub struct EtcdBackupSpec {
     /// Client URLs of the cluster to back up. One endpoint that responds is enough. If this namespace is not the
     /// operator's namespace, an administrator must grant endpoints that do not belong to an EtcdCluster of this
@@ -236,6 +243,11 @@ pub struct EtcdBackupSpec {
     /// restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
+    /// Further stores to which each complete backup is copied, at most three.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub copy_to: Vec<BackupCopy>,
     /// Seconds after which a completed or failed EtcdBackup is deleted. If not set, the EtcdBackup is kept. An
     /// EtcdBackup with a schedule or an interval never completes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -408,6 +420,14 @@ pub struct EtcdBackupStatus {
     /// verifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationStatus>,
+    /// The copies, one for each entry of `spec.copyTo`.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub copies: Vec<CopyStatus>,
     /// The newest stored backups, at most ten, the newest first.
     #[serde(
         default,
@@ -458,18 +478,6 @@ impl BackupPolicy {
             || self
                 .backup_interval_in_second
                 .is_some_and(|seconds| seconds > 0)
-    }
-}
-
-impl S3Source {
-    /// The name of the Secret with the credentials. `None` if the field is missing or empty.
-    pub fn aws_secret(&self) -> Option<&str> {
-        given(self.aws_secret.as_ref())
-    }
-
-    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
-    pub fn endpoint(&self) -> Option<&str> {
-        given(self.endpoint.as_ref())
     }
 }
 

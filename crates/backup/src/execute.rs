@@ -17,15 +17,20 @@ use crate::plan::{Action, Job, Plan, Step, VerificationVerdict, removable_finali
 use crate::pvc::{Order, PodWorker, Report, StartTimes};
 use crate::reason::Trouble;
 use crate::removal::Removal;
-use crate::snapshot::{RemovalResult, Snapshot, Stored};
+use crate::snapshot::{Copied, RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::verification::Turns;
 use crate::workers::{Owner, Workers};
+
+mod copies;
+
+pub(crate) use copies::start_copies;
 
 pub(crate) struct ExecuteContext {
     pub(crate) client: Client,
     pub(crate) transfers: Arc<Workers<Stored>>,
     pub(crate) removals: Arc<Workers<RemovalResult>>,
+    pub(crate) copies: Arc<Workers<Copied>>,
     /// The EtcdBackups whose backups are being verified.
     pub(crate) turns: Arc<Turns>,
     /// All EtcdBackups, from the watch.
@@ -43,6 +48,7 @@ impl ExecuteContext {
         Snapshot {
             transfer: self.transfers.observe(&uid),
             removal: self.removals.observe(&uid),
+            copies: copies::running(self, backup),
             since: Some(self.since),
             ..Snapshot::default()
         }
@@ -50,7 +56,11 @@ impl ExecuteContext {
 
     /// Waits until all workers have ended. The shutdown of the process cancels them.
     pub(crate) async fn join(&self) {
-        tokio::join!(self.transfers.join(), self.removals.join());
+        tokio::join!(
+            self.transfers.join(),
+            self.removals.join(),
+            self.copies.join()
+        );
     }
 
     fn api(&self, backup: &EtcdBackup) -> Api<EtcdBackup> {
@@ -197,6 +207,7 @@ pub(crate) async fn execute(
             apply::set_finalizers(&api, MANAGER_BACKUP, backup, names, set).await?;
             if !set {
                 context.forget(&uid);
+                copies::forget(context, backup);
             }
         }
         (Action::DeleteBackup, _) => {

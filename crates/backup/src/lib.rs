@@ -6,6 +6,7 @@
 pub mod app;
 mod cluster_backup;
 pub mod command;
+pub mod copies;
 mod decrypt;
 mod execute;
 mod metrics;

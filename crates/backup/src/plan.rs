@@ -14,9 +14,11 @@ use crate::snapshot::{Destination, Moved, RemovalResult, Snapshot, Stored, Work}
 
 mod attempts;
 mod clock;
+pub(crate) mod copies;
 mod deadline;
 mod deletion;
 mod due;
+mod gone;
 mod idle;
 mod job;
 mod need;
@@ -29,6 +31,7 @@ mod requeue;
 pub mod schedule;
 pub(crate) mod verification;
 
+pub use copies::{CopiesPlan, CopyPlan, CopyStep, CopyVerdict};
 use deadline::{cancel_overdue, deadline, deadline_exceeded, overdue};
 use deletion::{expiry, plan_deletion, plan_expiry};
 pub use due::rules;
@@ -127,6 +130,8 @@ pub struct Plan {
     pub verdict: Verdict,
     /// The next step of the verification of the newest backup. It does not depend on the other fields.
     pub verification: VerificationPlan,
+    /// The next steps of the copies. They are independent of the other fields.
+    pub copies: CopiesPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
     /// The time of the next backup. `None` while a backup is due or in progress, or if no further backup is planned.
@@ -140,6 +145,7 @@ impl Plan {
             job: None,
             verdict,
             verification: VerificationPlan::default(),
+            copies: CopiesPlan::default(),
             requeue,
             next_run: None,
         }
@@ -150,22 +156,25 @@ impl Plan {
     }
 }
 
-/// Plans the next step of an EtcdBackup, and of the verification of its newest backup.
+/// Plans the next step of an EtcdBackup, of the verification of its newest backup, and of its copies.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let next = plan_backup(backup, snapshot, now);
     if next.action.changes_object() || backup.metadata.deletion_timestamp.is_some() {
         return next;
     }
     let verification = verification::plan(backup, &snapshot.verification, now);
-    let requeue = next.requeue.into_iter().chain(verification.requeue).min();
+    let copies = copies::plan(backup, &snapshot.copies, now);
+    let requeues = [next.requeue, verification.requeue, copies.requeue];
+    let requeue = requeues.into_iter().flatten().min();
     Plan {
         verification,
+        copies,
         requeue,
         ..next
     }
 }
 
-/// Plans everything except the verification.
+/// Plans everything except the verification and the copies.
 fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {

@@ -16,6 +16,8 @@ api::reasons! {
         AttemptsCutOff,
         /// The transfer of a backup starts.
         BackupBegun,
+        /// The newest backup is copied to a store of `spec.copyTo`.
+        BackupCopied,
         /// The newest backup is missing in the store, or differs from the backup that was written.
         BackupMissing,
         /// A backup is complete.
@@ -34,6 +36,10 @@ api::reasons! {
         ClocksDiffer,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
+        /// A backup cannot be copied to a store of `spec.copyTo`, or old copies cannot be removed.
+        CopyFailed,
+        /// The newest backup is being copied.
+        Copying,
         /// The deadline passed before the backup was complete.
         DeadlineExceeded,
         /// The administrator has not granted an endpoint to the namespace.

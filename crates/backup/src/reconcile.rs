@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use runtime::logs::in_stage;
 use runtime::{Done, Reconcile, apply};
 
-use crate::execute::{ExecuteContext, execute, report};
+use crate::execute::{ExecuteContext, execute, report, start_copies};
+use crate::observe::copies;
 use crate::observe::verification::inputs;
 use crate::observe::{ObserveContext, observe};
 use crate::plan::{Plan, need, plan};
@@ -29,12 +30,16 @@ impl Reconcile for ReconcileContext {
 
     async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
         let now = Timestamp::now();
-        let running = self.execute.running(&backup);
+        let mut running = self.execute.running(&backup);
         let need = need(&backup, &running, now);
+        let copies = std::mem::take(&mut running.copies);
         let observed = observe(&self.observe, &backup, running, need);
         let (snapshot, connections) = in_stage("observe", observed).await;
+        let copies = Box::pin(copies::inputs(&self.observe, &backup, copies, now));
+        let (copies, stores) = in_stage("observe", copies).await;
         let snapshot = Snapshot {
             verification: inputs(&self.observe, &backup, now).await,
+            copies,
             ..snapshot
         };
         let plan = plan(&backup, &snapshot, now);
@@ -43,6 +48,10 @@ impl Reconcile for ReconcileContext {
         if done.is_ok() && !plan.action.changes_object() {
             let written = report(&self.execute, &backup, &plan, status(&backup, &plan, now));
             done = in_stage("status", written).await;
+            if done.is_ok() {
+                // Invariant 10: the status counts the attempts that start now.
+                start_copies(&self.execute, &backup, &plan, stores);
+            }
         }
         outcome(done, &backup, &plan)
     }

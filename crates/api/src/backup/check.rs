@@ -1,5 +1,6 @@
 //! Validates an `EtcdBackup`. Performs no I/O.
 
+use super::copy::{self, copy_problems};
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::can_restore_from;
 use crate::problem::{Problem, names_of_set};
@@ -60,6 +61,8 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
             .iter()
             .flat_map(|block| block.problems("spec.verification", &spec.storage_type)),
     );
+    let first = spec.block();
+    problems.extend(copy_problems(&spec.copy_to, "spec.copyTo", first));
     problems
 }
 
@@ -108,10 +111,11 @@ impl BackupPolicy {
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     // Retention and the starting deadline have no effect on a single backup.
+    let mut fields = copy::not_in_effect(spec);
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
-        return Vec::new();
+        return fields;
     };
-    names_of_set([
+    fields.extend(names_of_set([
         (
             policy.max_backups.is_some_and(|count| count > 0),
             "spec.backupPolicy.maxBackups",
@@ -122,7 +126,8 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
         ),
         (policy.max_age.is_some(), "spec.backupPolicy.maxAge"),
         (policy.retention.is_some(), "spec.backupPolicy.retention"),
-    ])
+    ]));
+    fields
 }
 
 /// The problems of fields that this release does not support, but must not ignore. There are none. If such a field
