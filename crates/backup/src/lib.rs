@@ -16,6 +16,7 @@ pub mod pvc;
 mod reads;
 pub mod reason;
 mod reconcile;
+pub mod recording;
 pub mod removal;
 mod request;
 pub mod retention;

@@ -2,7 +2,7 @@
 //! revision.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
-//! format. The operators do not use this crate yet.
+//! format. The agent of the backup operator records with this crate. No operator replays a chain yet.
 //!
 //! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. The other modules
 //! perform no I/O and make the decisions: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`].
