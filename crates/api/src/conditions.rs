@@ -86,6 +86,8 @@ text_enum! {
         Verified = "Verified",
         /// The newest backup of an EtcdBackup is copied to each store of `spec.copyTo`.
         Copied = "Copied",
+        /// The agent of `spec.continuous` records all changes of the cluster without a long delay.
+        Recording = "Recording",
     }
 }
 

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
+use api::problem::Chain;
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -13,9 +15,11 @@ use runtime::controller::Cache;
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
-use crate::plan::{Action, Job, Plan, Step, VerificationVerdict, removable_finalizers};
+use crate::plan::{
+    Action, Job, Plan, RecordingStep, Step, VerificationVerdict, removable_finalizers,
+};
 use crate::pvc::{Order, PodWorker, Report, StartTimes};
-use crate::reason::Trouble;
+use crate::reason::{Reason, Trouble};
 use crate::removal::Removal;
 use crate::snapshot::{Copied, RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
@@ -256,6 +260,38 @@ async fn step_verification(
     Ok(())
 }
 
+/// Applies or deletes the Deployment of the agent. Both can be repeated. A failure, for example because of a quota,
+/// must not prevent backups, so it does not end the reconcile.
+///
+/// # Errors
+/// Fails if the API server rejects the request or cannot be reached.
+pub(crate) async fn step_recording(
+    context: &ExecuteContext,
+    backup: &EtcdBackup,
+    step: &RecordingStep,
+) -> Result<(), Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let deployments = Api::<Deployment>::namespaced(context.client.clone(), &namespace);
+    let done = match step {
+        RecordingStep::Nothing => Ok(()),
+        RecordingStep::Apply(deployment) => {
+            let applied = apply::apply(&deployments, MANAGER_BACKUP, deployment.as_ref());
+            applied.await.map(drop)
+        }
+        RecordingStep::Delete(deployment) => {
+            let deleted = apply::delete(&deployments, deployment.as_ref(), None);
+            deleted.await.map(drop)
+        }
+    };
+    done.map_err(|error| {
+        let message = format!(
+            "the Deployment of the agent cannot be changed: {}",
+            Chain(&error)
+        );
+        Trouble::new(Reason::StepFailed, message)
+    })
+}
+
 /// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created it. The
 /// pod is deleted before the status reports the end of the attempt.
 async fn delete_left_pod(
@@ -314,6 +350,7 @@ async fn write_over(
         Err(apply::Error::Definition { .. }) => {
             let reduced = EtcdBackupStatus {
                 unfinished_attempts: None,
+                continuous: None,
                 ..desired.without_display()
             };
             if reduced == desired {

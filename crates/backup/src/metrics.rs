@@ -3,6 +3,8 @@
 //! Each scrape computes the values from the cached objects. Deleted objects therefore have no metrics, and a restart
 //! of the operator loses no values.
 
+mod continuous;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,6 +193,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     ];
     values.extend(verification_values(backup));
     values.extend(copy_values(backup));
+    values.extend(continuous::values(backup, Timestamp::now()));
     values
 }
 

@@ -28,6 +28,7 @@ mod clock;
 mod cluster;
 pub(crate) mod copies;
 mod denied;
+pub(crate) mod recording;
 mod same_path;
 mod site;
 pub(crate) mod verification;

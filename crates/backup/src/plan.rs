@@ -25,6 +25,7 @@ mod need;
 mod next_attempt;
 mod pod;
 mod recorded;
+pub(crate) mod recording;
 mod refusal;
 mod request;
 mod requeue;
@@ -41,6 +42,7 @@ pub use need::{Need, need};
 use next_attempt::plan_attempt;
 use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
 pub use recorded::{intent, removable_finalizers};
+pub use recording::{RecordingPlan, RecordingStep, RecordingVerdict};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
 pub(crate) use verification::QUEUED;
@@ -132,6 +134,8 @@ pub struct Plan {
     pub verification: VerificationPlan,
     /// The next steps of the copies. They are independent of the other fields.
     pub copies: CopiesPlan,
+    /// The next step of the agent that records all changes. It is independent of the other fields.
+    pub recording: RecordingPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
     /// The time of the next backup. `None` while a backup is due or in progress, or if no further backup is planned.
@@ -146,6 +150,7 @@ impl Plan {
             verdict,
             verification: VerificationPlan::default(),
             copies: CopiesPlan::default(),
+            recording: RecordingPlan::default(),
             requeue,
             next_run: None,
         }
@@ -156,20 +161,31 @@ impl Plan {
     }
 }
 
-/// Plans the next step of an EtcdBackup, of the verification of its newest backup, and of its copies.
+/// Plans the next step of an EtcdBackup, of the verification of its newest backup, of its copies, and of its agent.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let recording = recording::plan(backup, &snapshot.recording, now);
+    if recording::delays_deletion(backup, &snapshot.recording) {
+        // The agent would write further objects after the removal of all objects.
+        let wait = Plan::new(Action::Nothing, Verdict::Unchanged, recording.requeue);
+        return Plan { recording, ..wait };
+    }
     let next = plan_backup(backup, snapshot, now);
     if next.action.changes_object() || backup.metadata.deletion_timestamp.is_some() {
         return next;
     }
     let verification = verification::plan(backup, &snapshot.verification, now);
     let copies = copies::plan(backup, &snapshot.copies, now);
-    let requeues = [next.requeue, verification.requeue, copies.requeue];
-    let requeue = requeues.into_iter().flatten().min();
+    let requeues = [
+        next.requeue,
+        verification.requeue,
+        copies.requeue,
+        recording.requeue,
+    ];
     Plan {
+        requeue: requeues.into_iter().flatten().min(),
         verification,
         copies,
-        requeue,
+        recording,
         ..next
     }
 }
@@ -193,7 +209,9 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     };
     match (wants_finalizer(backup), has_finalizer(backup)) {
         (false, true) => return finalizer(false),
-        (true, false) if active || has_stored(backup) => return finalizer(true),
+        (true, false) if active || has_stored(backup) || recording::records(backup) => {
+            return finalizer(true);
+        }
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);

@@ -30,6 +30,8 @@ api::reasons! {
         BucketMissing,
         /// The certificate of the store is not verified.
         CertificateNotChecked,
+        /// Changes between two bases of a continuous backup are missing in the store.
+        ChangesMissing,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
         /// The clocks of the operator and of the API server differ by more than an hour.
@@ -64,6 +66,10 @@ api::reasons! {
         Pending,
         /// The pod that mounts the PersistentVolumeClaim does not start.
         PodNotStarting,
+        /// The agent records all changes without a long delay.
+        Recording,
+        /// The agent does not store new changes in time.
+        RecordingDelayed,
         /// Stored backups cannot be removed.
         RemovalFailed,
         /// The EtcdCluster is being restored.

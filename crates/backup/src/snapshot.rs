@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use store::progress::Moved;
 
 use crate::reason::Trouble;
+use crate::recording::RecordingInputs;
 use crate::verification::PodState;
 
 /// A complete backup: the store has acknowledged its object and its manifest.
@@ -316,6 +317,8 @@ pub struct Snapshot {
     pub verification: VerificationInputs,
     /// The inputs of the copies, one for each entry of `spec.copyTo`.
     pub copies: Vec<CopyInputs>,
+    /// The inputs of the agent.
+    pub recording: RecordingInputs,
     /// The time at which this process started, if known.
     pub since: Option<Timestamp>,
 }

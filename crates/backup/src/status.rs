@@ -10,11 +10,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use runtime::Notice;
 
-use crate::plan::{Action, Plan, Verdict, VerificationVerdict, rules};
+use crate::plan::{Action, Plan, RecordingVerdict, Verdict, VerificationVerdict, rules};
 use crate::reason::Reason;
 use crate::snapshot::{RemovalResult, Stored};
 
 mod copies;
+mod recording;
 mod verification;
 
 /// Maximum number of entries in `status.backups`.
@@ -40,13 +41,15 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     let generation = backup.metadata.generation;
     verification::record(&mut status, &plan.verification.verdict, generation, &now);
     copies::record(backup, &mut status, &plan.copies, &now);
+    recording::record(&mut status, &plan.recording.verdict, generation, &now);
     if plan.verdict == Verdict::Unchanged && is_complete(backup) {
         observe_generation(backup, &mut status, &now);
     }
     match &plan.verdict {
         Verdict::Unchanged
             if plan.verification.verdict == VerificationVerdict::Unchanged
-                && plan.copies.is_unchanged() =>
+                && plan.copies.is_unchanged()
+                && plan.recording.verdict == RecordingVerdict::Unchanged =>
         {
             return status;
         }
@@ -155,6 +158,9 @@ fn readiness(
     }
     if let Some((reason, message)) = holds(ConditionType::Verified, "False") {
         return (Readiness::Stalled, reason, message);
+    }
+    if let Some((reason, message)) = holds(ConditionType::Recording, "False") {
+        return (Readiness::Reconciling, reason, message);
     }
     let retention = holds(ConditionType::RetentionApplied, "False");
     if let Some((reason, message)) = retention.or_else(|| holds(ConditionType::Copied, "False")) {
@@ -413,6 +419,11 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         &plan.verification.verdict,
     ));
     notices.extend(copies::notices(backup, &plan.copies));
+    if plan.recording.verdict != RecordingVerdict::Unchanged {
+        // The time does not appear in an Event.
+        let after = status(backup, plan, Timestamp::UNIX_EPOCH);
+        notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
+    }
     if plan.action == Action::RecordIntent {
         let effect = in_effect(backup);
         if effect.status == ConditionStatus::False {

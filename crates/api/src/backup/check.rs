@@ -63,10 +63,38 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     );
     let first = spec.block();
     problems.extend(copy_problems(&spec.copy_to, "spec.copyTo", first));
+    if let Some(block) = &spec.continuous {
+        let is_encrypted = spec.encryption.is_some();
+        problems.extend(block.problems("spec.continuous", &spec.storage_type, is_encrypted));
+        if spec.ttl_seconds_after_finished.is_some() {
+            problems.push(Problem::new(
+                "spec.ttlSecondsAfterFinished",
+                "is set together with spec.continuous, and would end the recording",
+                "remove one of the two fields",
+            ));
+        }
+    }
     problems
 }
 
+impl EtcdBackupSpec {
+    /// True if the EtcdBackup has a schedule or an interval.
+    pub fn is_periodic(&self) -> bool {
+        self.backup_policy
+            .as_ref()
+            .is_some_and(BackupPolicy::is_periodic)
+    }
+}
+
 impl BackupPolicy {
+    /// True if the policy has a schedule or an interval.
+    pub fn is_periodic(&self) -> bool {
+        self.schedule.is_some()
+            || self
+                .backup_interval_in_second
+                .is_some_and(|seconds| seconds > 0)
+    }
+
     /// The problems of the policy. `prefix` is the path of the policy in the object.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let numbers = [
@@ -205,6 +233,14 @@ mod tests {
             (
                 r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"verification":{"window":{"schedule":"@daily","duration":"a night"}}}"#,
                 "spec.verification.window.duration",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"continuous":{"flushInterval":"2m"}}"#,
+                "spec.continuous.flushInterval",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"continuous":{},"ttlSecondsAfterFinished":1}"#,
+                "spec.ttlSecondsAfterFinished",
             ),
         ];
         for (spec, field) in cases {

@@ -81,6 +81,7 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
         encryption: settings.encryption.clone(),
         verification: settings.verification.clone(),
         copy_to: settings.copy_to.clone(),
+        continuous: None,
         ttl_seconds_after_finished: None,
         deletion_policy: None,
     };

@@ -104,6 +104,7 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
         encryption: None,
         verification: None,
         copy_to: Vec::new(),
+        continuous: None,
         ttl_seconds_after_finished: None,
         deletion_policy: Some(DeletionPolicy::Retain),
     }
@@ -148,6 +149,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
+    // The agent of the template already records the cluster.
+    spec.continuous = None;
     // The new EtcdBackup verifies its only backup at once, so it needs no schedule.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
