@@ -109,7 +109,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
     let is_enough = |voters: &&BTreeSet<String>| {
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
-    // The lists can differ after an interrupted change. One quorum suffices, because etcd checks it again.
+    // Lists can differ after an interrupted change. If one list has a quorum, etcd decides about the start.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }
