@@ -177,7 +177,7 @@ mod tests {
 
     /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 for data directories that were damaged on purpose.
     #[test]
-    fn damaged_data_is_recognized_by_etcd_messages() {
+    fn damaged_data_is_recognized_from_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
         let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";

@@ -376,7 +376,7 @@ mod tests {
     use super::pull_problem;
 
     #[test]
-    fn pull_problem_names_cause_and_remedy() {
+    fn image_pull_problem_names_cause_and_remedy() {
         let image = "quay.io/coreos/etcd:v3.6.99";
         for (text, problem, remedy) in [
             (
