@@ -133,7 +133,7 @@ impl KubeSnapshot {
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
             // Invariant 21: the operator logs in with its certificate, which works even after the loss of the quorum.
-            // etcd has this user since authentication was enabled.
+            // etcd has the user `OPERATOR_USER` since authentication was enabled.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {

@@ -23,7 +23,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // The listeners use the address 0.0.0.0, because Go then listens on IPv4 and IPv6 (ADR 27).
+        // The listeners use the address 0.0.0.0, with which Go listens on IPv4 and IPv6 (ADR 27).
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),

@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators are always sources of the metrics port, because they check members that do not serve clients yet.
+    // If the metrics port is restricted, the operators stay allowed, because they check members that do not serve yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()

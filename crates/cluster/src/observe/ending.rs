@@ -103,8 +103,8 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // 2048 bytes, so a long stack trace may have displaced the final message.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // A long stack trace that displaces the final message may also displace the frames of bbolt. Then frames of the
-    // package that opens the database count too.
+    // A long stack trace that displaces the final message may also displace the frames of bbolt. In this case, frames
+    // of the package that opens the database count too.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // The condition `Ready` of the pod must not be false: on a lost node, the node controller sets it to false,
-        // while `etcd.ready` is outdated.
+        // The pod's condition `Ready` (`unready`) counts too, because the container status is outdated on a lost node,
+        // and the node controller sets only this condition to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod

@@ -127,7 +127,7 @@ pub(super) fn started(
     // Pods with another token are ignored, because they belong to a cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod with this token needs no owner, because the operator adopts it later.
+        // `owned` is required only without the annotation: a pod with `token` is adopted later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)

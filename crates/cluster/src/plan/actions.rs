@@ -188,8 +188,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // The annotation `started` is always removed if the certificate of a member cannot be issued: the operator issues
-    // it before it creates the PVC and the pod, so no pod exists.
+    // If the certificate of a member cannot be issued, the annotation `started` is always removed: no pod exists,
+    // because the operator issues certificates before it creates the PVC and the pod.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = Request::Certificate(write);

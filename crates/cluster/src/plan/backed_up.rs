@@ -114,7 +114,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // The operator writes the time of the loss to the status in this reconcile, and reads it in the next reconcile.
+    // Until the time of the loss is known, no recovery starts. The operator writes this time to the status now.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

@@ -62,7 +62,7 @@ pub(super) fn unrecorded<'a>(
             return refusal;
         }
         // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records this cluster
-        // again instead of a new bootstrap.
+        // again and starts no new bootstrap.
         draft.say(format!("record the cluster of members {}", join(members)));
         let cluster_id = recorded.or(*found);
         // A joined cluster was created by other software, so the operator records no first members.

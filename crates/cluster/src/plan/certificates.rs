@@ -353,8 +353,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // If the CA was replaced (`in_use`), the valid former CAs in the certificate Secrets (`known`) stay in the
-        // trust bundle, because clients need time to load their new certificates.
+        // If `in_use` is not empty, the CA was replaced. The valid former CAs in the certificate Secrets (`known`) then
+        // stay in the bundle, because clients need time to load their new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;

@@ -109,7 +109,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
     let is_enough = |voters: &&BTreeSet<String>| {
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
-    // Lists can differ after an interrupted change. If one list has a quorum, etcd decides about the start.
+    // The lists can differ after an interrupted change. The members start if one list has enough volumes, because etcd
+    // checks the quorum again.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }

@@ -94,7 +94,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
-    // Invariant 32: surplus members are removed after a recent backup. A replaced member needs no backup.
+    // Invariant 32: surplus members are removed after a recent backup. A replacement needs no backup.
     let what = "the removal of surplus members";
     if replaced.is_none() && !backed_up::is_backed_up(&ClusterChange::Shrink, what, draft) {
         return true;
@@ -205,8 +205,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner is promoted only after its client URLs are published. Otherwise, the module `second` would
-            // treat the member as a member that was added as a voter.
+            // A learner is promoted only after its Service has endpoints and its client URLs are published: `second`
+            // treats members without client URLs as members that were added as voters.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24: a learner without a connection to the leader is not promoted.

@@ -167,7 +167,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now free more space than the last run.
+        // True if a defragmentation could now reduce every database by `room` below the sizes after the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {

@@ -202,8 +202,8 @@ impl World {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // `JoinWaits` then lasts forever, because the operator never selects an external member as the survivor of a
-        // recovery.
+        // If the quorum cannot come back, `JoinWaits` lasts forever, because the operator never selects an external
+        // member as the survivor of a recovery.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[

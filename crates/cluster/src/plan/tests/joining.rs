@@ -111,8 +111,8 @@ fn invariant_24_learner_failing_any_promotion_check_is_not_promoted() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // The learner answers clients, but its status shows that it lags behind the leader. The operator does not promote
-    // it.
+    // The operator does not promote a learner that answers clients if its status shows that the learner lags behind the
+    // leader.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);

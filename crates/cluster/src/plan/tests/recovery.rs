@@ -156,20 +156,22 @@ fn lost_volumes_require_approval_for_recovery() {
     assert!(
         problem(&soon, Reason::QuorumLost).contains("b (the volume of the member is lost: restore")
     );
-    // A person has restored the volume of `b`. The operator starts `b` instead of a recovery.
+    // A person has restored the volume of `b`, so the operator starts `b` and begins no recovery.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // The operator keeps these pods, because members whose lost volumes are still mounted are survivors.
+    // In the next scene, the operator keeps all pods, because members whose lost volumes are still mounted are
+    // survivors.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // These members have no data, because a pod in phase Pending has never mounted its lost volume.
+    // In the next scene, `b` and `c` have no data, because their pods in phase Pending have never mounted the lost
+    // volumes.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);

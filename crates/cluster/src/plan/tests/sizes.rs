@@ -149,8 +149,8 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // Both new members join as learners in one step after both have Services, because a single voter has no connections
-    // that must be five seconds old.
+    // After both new members have Services, they join as learners in one step. With a single voter, etcd does not
+    // require connections that are five seconds old.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
@@ -297,7 +297,7 @@ fn services_of_joining_members_get_endpoints_after_first_requests() {
     };
     assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
     assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
-    // The pod of `e` does not start. It delays the endpoints of `d` only until the time limit.
+    // The pod of `e` does not start, and delays the endpoints of `d` only until the time limit.
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
