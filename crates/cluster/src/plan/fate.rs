@@ -25,7 +25,7 @@ const RULES: [Rule; 8] = [
     without_data_but_serving,
     // Invariant 5: a member that has lost its data is dead.
     without_data,
-    // Invariants 5 and 8: a member whose PVC is being deleted will lose its data.
+    // Invariants 5 and 8: a member whose volume is about to be lost is replaced.
     without_volume_soon,
     // Invariant 5, exception: a member whose volume exists counts as dead if the volume is unreachable or unreadable.
     out_of_service,

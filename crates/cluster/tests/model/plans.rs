@@ -195,7 +195,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4: a learner is promoted only after it runs and has at least 90 % of the newest log entries.
+        // Invariant 4: a learner is promoted only if it runs and has at least 90 % of the log entries.
         let name = &member.name;
         demand!(
             self,
