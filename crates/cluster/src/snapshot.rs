@@ -100,6 +100,12 @@ impl Recovery {
         let record = self.record.as_ref();
         record.filter(|record| record.phase == RecoveryPhase::Complete)
     }
+
+    /// The recovery that has begun and is neither complete nor canceled.
+    pub fn in_progress(&self) -> Option<&RecoveryStatus> {
+        let record = self.record.as_ref();
+        record.filter(|record| record.phase == RecoveryPhase::InProgress)
+    }
 }
 
 /// The answer of a recovery's seed about its new cluster.

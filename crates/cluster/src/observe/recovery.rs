@@ -54,9 +54,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
 /// not answer. A quorum that returns and answers late loses no write, because the client Service has no endpoints
 /// during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
-    let record = observed.recovery.record.as_ref();
-    let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
-    if under_way { UNDER_WAY } else { Duration::MAX }
+    let recovers = observed.recovery.in_progress().is_some();
+    if recovers { UNDER_WAY } else { Duration::MAX }
 }
 
 /// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details.
@@ -99,8 +98,7 @@ async fn seed(
     snapshot: &KubeSnapshot,
     observed: &Observed,
 ) -> Option<Seen<SeedAnswer>> {
-    let record = observed.recovery.record.as_ref()?;
-    let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
+    let name = &observed.recovery.in_progress()?.member;
     // The seed starts etcd only after it has copied all data. The operator calls the seed only while its etcd container
     // runs.
     observed.pods.get(name).filter(|pod| pod.running)?;

@@ -129,10 +129,9 @@ impl Builder<'_> {
             (identity.intent, identity.cluster_id) = (Some(intent), Some(id));
         }
         (identity.recovery, identity.stale_approval) = (recovery, stale_approval);
-        let under_way = |record: &&RecoveryStatus| record.phase == RecoveryPhase::InProgress;
-        let known = self.observed.recovery.record.as_ref().filter(under_way);
+        let known = self.observed.recovery.in_progress();
         let begins = recovery
-            .filter(under_way)
+            .filter(|next| next.phase == RecoveryPhase::InProgress)
             .is_some_and(|next| known.is_none_or(|known| known.member != next.member));
         self.record(
             "before-record-recovery",
