@@ -8,6 +8,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
+use crate::clock::age;
+
 /// An etcd container that ran for longer than this before its exit had started successfully on its data.
 const LONG: Duration = Duration::from_mins(10);
 
@@ -24,7 +26,7 @@ pub(super) fn unready_since(
         return since;
     }
     let bound = etcd.and_then(last_life).map(|(began, ended)| {
-        let lasted = Duration::try_from(ended.duration_since(began)).unwrap_or_default();
+        let lasted = age(began, ended);
         if lasted > LONG { ended } else { began }
     });
     bound.map_or(since, |bound| since.max(bound))

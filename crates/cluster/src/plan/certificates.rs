@@ -26,6 +26,7 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, CaScope, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
@@ -282,7 +283,7 @@ impl Keeper<'_> {
             say(CertificateWrite::Retire { scope, over }, draft);
             return;
         }
-        let left = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
+        let left = age(self.now, at);
         let text = format!(
             "the former {} certificate authority is trusted until {at}, so that clients can load their new \
              certificates",

@@ -9,7 +9,7 @@ use api::version::EtcdVersion;
 use etcd::MemberId;
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::view::{Data, Fate, MemberState};
 use crate::plan::{adoption, disks, roll, upkeep};
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Observed, Pod};

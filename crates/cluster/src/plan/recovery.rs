@@ -20,8 +20,8 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::clock::age;
 use crate::plan::actions::Builder;
-use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, NewNames, SHORTLY, backed_up, replaced};

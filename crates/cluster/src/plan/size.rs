@@ -6,7 +6,7 @@
 use api::cluster::ClusterChange;
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
 use crate::plan::member_objects;

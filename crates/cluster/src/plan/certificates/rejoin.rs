@@ -12,7 +12,7 @@ use api::names::CertificateUse;
 use super::{Keeper, Settled};
 use crate::authority::{CaScope, Leaf};
 use crate::certificates::Noted;
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod};

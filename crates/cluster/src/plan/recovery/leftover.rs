@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
