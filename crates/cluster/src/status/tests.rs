@@ -246,7 +246,7 @@ fn waiting_for_names_all_problems_that_need_a_user() {
     ];
     let text = "manual action required: QuorumLost: the recovery is approved; NoRecentBackup: the recovery needs a \
                 backup";
-    assert_eq!(super::waits(&plan, &[]).as_deref(), Some(text));
+    assert_eq!(super::waits(&plan).as_deref(), Some(text));
 }
 
 #[test]
