@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
-use api::conditions::ConditionType;
+use api::conditions::{ConditionType, find};
 use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
@@ -28,10 +28,7 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
     };
-    let available = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == ConditionType::Available.as_str());
+    let available = find(&status.conditions, &ConditionType::Available);
     Recovery {
         record: status.recovery.clone().filter(is_of_this_cluster),
         replaced: status.replaced.clone(),

@@ -52,11 +52,8 @@ fn mode(pod: &Pod) -> Option<TlsMode> {
     let name = pod.name_any();
     let own = [CertificateUse::Peer, CertificateUse::Server]
         .map(|used| names::certificate_secret(&name, used));
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let mut secrets = volumes.filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    let mut secrets =
+        pods::volumes(pod).filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
     let maker = if secrets.any(|secret| own.contains(secret)) {
         Maker::Operator
     } else {
