@@ -3,11 +3,11 @@
 //! Only [`RULES`] decides a fate. A fate alone permits no change: every removal also needs the consent of the quorum
 //! guard (invariant 3).
 
-use api::version::EtcdVersion;
 use etcd::MemberId;
 use jiff::Timestamp;
 
 use crate::clock::age;
+use crate::plan::versions::minor;
 use crate::plan::view::{Data, Fate, MemberState};
 use crate::plan::{adoption, disks, roll, upkeep};
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Observed, Pod};
@@ -287,7 +287,6 @@ fn unusable(facts: &Facts, member: &MemberState, pod: &Pod) -> Option<Failure> {
 }
 
 fn is_same_minor(pod: &Pod, from: &str) -> bool {
-    let minor = |version: &str| EtcdVersion::parse(version).ok().map(|it| it.minor());
     let runs = pod.version.as_deref().and_then(minor);
     runs.is_some() && runs == minor(from)
 }

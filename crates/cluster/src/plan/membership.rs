@@ -55,7 +55,7 @@ pub(super) fn start<'a>(
             },
             durable: disk.is_some() || desired.durable,
             version: if member.data == Data::There {
-                versions::returning(desired, observed, member)
+                versions::noted(desired, observed, member.disk)
             } else {
                 versions::joining(desired, observed, view)
             },
