@@ -49,18 +49,11 @@ impl<'a> Identity<'a> {
     }
 
     fn status(&self) -> Value {
-        let bootstrap = BootstrapStatus {
-            token: self
-                .intent
-                .map(|intent| intent.token.clone())
-                .unwrap_or_default(),
-            members: self
-                .intent
-                .iter()
-                .flat_map(|intent| intent.members.clone())
-                .collect(),
-        };
-        let mut status = json!({ "bootstrap": bootstrap });
+        let bootstrap = self.intent.map(|intent| BootstrapStatus {
+            token: intent.token.clone(),
+            members: intent.members.iter().cloned().collect(),
+        });
+        let mut status = json!({ "bootstrap": bootstrap.unwrap_or_default() });
         if let Some(id) = self.cluster_id {
             status["clusterID"] = json!(id.to_string());
         }
