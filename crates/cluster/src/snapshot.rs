@@ -208,6 +208,12 @@ impl Observed {
         statuses.filter_map(|(name, seen)| Some((name, seen.known()?)))
     }
 
+    /// True for the first members of the cluster, which the bootstrap recorded.
+    pub fn is_first_member(&self, name: &str) -> bool {
+        let intent = self.intent.as_ref();
+        intent.is_some_and(|intent| intent.members.contains(name))
+    }
+
     /// The leader that a member reports for the highest Raft term; `None` if no member reports a leader.
     pub fn leader(&self) -> Option<MemberId> {
         self.answers()
