@@ -130,18 +130,11 @@ impl Certificates {
     /// member exist.
     pub fn notification(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
-        let prints: Option<Vec<&str>> = rule
-            .uses_of_member()
-            .map(|used| {
-                Some(
-                    self.leaf(member, used)?
-                        .certificate
-                        .as_ref()?
-                        .fingerprint
-                        .as_str(),
-                )
-            })
-            .collect();
+        let print = |used| {
+            let leaf = self.leaf(member, used)?.certificate.as_ref()?;
+            Some(leaf.fingerprint.as_str())
+        };
+        let prints: Option<Vec<&str>> = rule.uses_of_member().map(print).collect();
         prints.map(digest)
     }
 }

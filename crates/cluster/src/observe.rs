@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::cluster::{MemberRole, MemberStatus, RecoveryPhase};
+use api::cluster::{MemberRole, MemberStatus};
 use api::names;
 use etcd::{Access, Alarm, Etcd, Status};
 use futures::future::join_all;
@@ -149,8 +149,8 @@ impl KubeSnapshot {
 
     /// The token of the cluster that a recovery is creating; `None` if no recovery is in progress.
     pub fn seeds_token(&self) -> Option<&str> {
-        let record = self.without_etcd.recovery.record.as_ref()?;
-        (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
+        let record = self.without_etcd.recovery.in_progress()?;
+        Some(record.token.as_str())
     }
 }
 
@@ -259,8 +259,7 @@ pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
 
 /// Reads the image of the operator, which the planner needs for the seed of a recovery.
 pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
-    let record = observed.recovery.record.as_ref();
-    if record.is_some_and(|record| record.phase == RecoveryPhase::InProgress) {
+    if observed.recovery.in_progress().is_some() {
         observed.operator_image = match image.get().await {
             Ok(image) => Seen::Known(image.clone()),
             Err(why) => Seen::Unknown(why),

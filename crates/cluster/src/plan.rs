@@ -9,7 +9,6 @@
 
 pub(crate) mod actions;
 mod adoption;
-mod age;
 mod auth;
 mod backed_up;
 mod blind;

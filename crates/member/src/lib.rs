@@ -67,6 +67,12 @@ pub struct Members<'a> {
     pub cluster_id: Option<&'a str>,
 }
 
+/// The URL format of the members of an EtcdCluster.
+pub fn addresses(cluster: &EtcdCluster) -> Addresses {
+    let namespace = cluster.metadata.namespace.as_deref().unwrap_or_default();
+    Members::of(cluster, namespace, "", None).addresses()
+}
+
 impl<'a> Members<'a> {
     /// The members of an EtcdCluster that was read from the API server.
     pub fn of(

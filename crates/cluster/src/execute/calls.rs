@@ -81,10 +81,8 @@ impl ExecuteContext<'_> {
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));
-        known.cloned().unwrap_or_else(|| {
-            let namespace = self.cluster.namespace().unwrap_or_default();
-            let members = member::Members::of(self.cluster, &namespace, "", None);
-            members.addresses().client_url(member)
-        })
+        known
+            .cloned()
+            .unwrap_or_else(|| member::addresses(self.cluster).client_url(member))
     }
 }

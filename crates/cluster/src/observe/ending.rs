@@ -79,15 +79,17 @@ const LAST_WORDS: [&str; 4] = [
 /// The last exit of a container; `None` if it has not exited. `alone`: the pod's `--initial-cluster` names no other
 /// member.
 pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
-    let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
-        state.as_ref().and_then(|state| state.terminated.clone())
-    };
-    let ended = terminated(&status.state).or_else(|| terminated(&status.last_state))?;
+    let ended = last_exit(status)?;
     let at = ended.finished_at.as_ref()?.0;
     Some(Ending {
         at,
-        cause: cause(&ended, alone),
+        cause: cause(ended, alone),
     })
+}
+
+pub(super) fn last_exit(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    let mut states = [&status.state, &status.last_state].into_iter().flatten();
+    states.find_map(|state| state.terminated.as_ref())
 }
 
 fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {

@@ -6,7 +6,7 @@ use api::cluster::EtcdClusterSpec;
 use api::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
+    Container, ContainerStatus, Pod as KubePod, PodCondition, Volume,
 };
 use kube::ResourceExt;
 use member::{Notes, Report, difference, is_image_failure, recorded_hash};
@@ -183,10 +183,8 @@ pub(super) fn argument<'a>(pod: &'a KubePod, flag: &str) -> Option<&'a str> {
 }
 
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    statuses
-        .iter()
-        .find(|status| status.name == names::CONTAINER_ETCD)
+    let mut statuses = pod.status.as_ref()?.container_statuses.iter().flatten();
+    statuses.find(|status| status.name == names::CONTAINER_ETCD)
 }
 
 fn running_since(status: &ContainerStatus) -> Option<jiff::Timestamp> {
@@ -194,13 +192,13 @@ fn running_since(status: &ContainerStatus) -> Option<jiff::Timestamp> {
     running.started_at.as_ref().map(|time| time.0)
 }
 
+pub(super) fn volumes(pod: &KubePod) -> impl Iterator<Item = &Volume> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.volumes.iter().flatten())
+}
+
 fn is_durable(pod: &KubePod) -> bool {
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .into_iter()
+    volumes(pod)
         .any(|volume| volume.name == names::VOLUME_DATA && volume.persistent_volume_claim.is_some())
 }
 
@@ -234,11 +232,7 @@ fn initial_members(container: &Container) -> BTreeSet<String> {
 /// Why a pod does not run. The text is the message of the scheduler or the kubelet.
 fn trouble(pod: &KubePod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
-    let scheduled = status
-        .conditions
-        .iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled");
+    let scheduled = condition(pod, "PodScheduled");
     if let Some(condition) = scheduled.filter(|condition| condition.status == "False") {
         let why = condition
             .message
@@ -304,11 +298,7 @@ fn container_trouble(container: &ContainerStatus, image: Option<&str>) -> Option
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
         _ => {
-            let last = container
-                .last_state
-                .as_ref()
-                .map(last_words)
-                .unwrap_or_default();
+            let last = last_words(container).unwrap_or_default();
             Some(Trouble::Failing(format!(
                 "container {}: {text}{last}",
                 container.name
@@ -317,10 +307,8 @@ fn container_trouble(container: &ContainerStatus, image: Option<&str>) -> Option
     }
 }
 
-fn last_words(last: &ContainerState) -> String {
-    let Some(ended) = &last.terminated else {
-        return String::new();
-    };
+fn last_words(container: &ContainerStatus) -> Option<String> {
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?;
     // A container of a seed pod writes its termination message as JSON (`Report`).
     let said = ended
         .message
@@ -331,7 +319,8 @@ fn last_words(last: &ContainerState) -> String {
         });
     let said = said.filter(|text| !text.is_empty());
     let said = said.map(|text| format!(": {text}")).unwrap_or_default();
-    format!(" (ended with exit code {}{said})", ended.exit_code)
+    let code = ended.exit_code;
+    Some(format!(" (ended with exit code {code}{said})"))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
-use api::conditions::ConditionType;
+use api::conditions::{ConditionType, find};
 use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
@@ -28,10 +28,7 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
     };
-    let available = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == ConditionType::Available.as_str());
+    let available = find(&status.conditions, &ConditionType::Available);
     Recovery {
         record: status.recovery.clone().filter(is_of_this_cluster),
         replaced: status.replaced.clone(),
@@ -54,9 +51,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
 /// not answer. A quorum that returns and answers late loses no write, because the client Service has no endpoints
 /// during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
-    let record = observed.recovery.record.as_ref();
-    let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
-    if under_way { UNDER_WAY } else { Duration::MAX }
+    let recovers = observed.recovery.in_progress().is_some();
+    if recovers { UNDER_WAY } else { Duration::MAX }
 }
 
 /// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details.
@@ -99,8 +95,7 @@ async fn seed(
     snapshot: &KubeSnapshot,
     observed: &Observed,
 ) -> Option<Seen<SeedAnswer>> {
-    let record = observed.recovery.record.as_ref()?;
-    let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
+    let name = &observed.recovery.in_progress()?.member;
     // The operator calls the seed only while its etcd container runs, because etcd starts after the seed has copied all
     // data.
     observed.pods.get(name).filter(|pod| pod.running)?;

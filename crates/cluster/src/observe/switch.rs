@@ -7,7 +7,6 @@ use api::cluster::{PeerListener, PeerStage, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
-use member::Members;
 
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
@@ -53,11 +52,8 @@ fn mode(pod: &Pod) -> Option<TlsMode> {
     let name = pod.name_any();
     let own = [CertificateUse::Peer, CertificateUse::Server]
         .map(|used| names::certificate_secret(&name, used));
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let mut secrets = volumes.filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    let mut secrets =
+        pods::volumes(pod).filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
     let maker = if secrets.any(|secret| own.contains(secret)) {
         Maker::Operator
     } else {
@@ -86,8 +82,7 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
 /// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
 /// Service routing.
 pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let addresses = member::addresses(cluster);
     let url = |pod: &Pod| {
         let text = pod.status.as_ref()?.pod_ip.as_ref()?;
         let name = pod.name_any();

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::disks::unfit_claim;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;

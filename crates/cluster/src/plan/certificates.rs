@@ -26,7 +26,9 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, CaScope, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
+use crate::plan::view::is_known;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
@@ -159,7 +161,6 @@ impl Keeper<'_> {
     /// True if the member has no Kubernetes object and is in no member list.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
-        let first = observed.intent.as_ref();
         let Seen::Known(list) = &observed.members else {
             return false;
         };
@@ -167,13 +168,8 @@ impl Keeper<'_> {
             let mut urls = one.peer_urls.iter();
             one.name == member || urls.any(|url| api::names::member_of_url(url) == Some(member))
         });
-        let forming = observed.cluster_id.is_none()
-            && first.is_some_and(|intent| intent.members.contains(member));
-        !listed
-            && !forming
-            && !observed.pods.contains_key(member)
-            && !observed.disks.contains_key(member)
-            && !observed.services.contains_key(member)
+        let forming = observed.cluster_id.is_none() && observed.is_first_member(member);
+        !listed && !forming && !is_known(observed, member)
     }
 
     /// Maintains one CA: creates it if it is missing, and rotates it before it expires.
@@ -282,7 +278,7 @@ impl Keeper<'_> {
             say(CertificateWrite::Retire { scope, over }, draft);
             return;
         }
-        let left = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
+        let left = age(self.now, at);
         let text = format!(
             "the former {} certificate authority is trusted until {at}, so that clients can load their new \
              certificates",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::Builder;
-use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, Label, joining};
 use crate::reason::Reason;

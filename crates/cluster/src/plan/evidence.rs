@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members, Status};
 
 use crate::plan::quorum::quorum_of;
+use crate::plan::versions::minor;
 use crate::plan::view::{self, Data};
 use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 
@@ -246,6 +247,5 @@ fn unheard(observed: &Observed, name: &str) -> String {
 /// True if the member can send a snapshot. Before etcd 3.5, a learner cannot: it rejects every stream
 /// (`isRPCSupportedForLearner` and the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
-    let version = semver::Version::parse(status.version.trim_start_matches('v'));
-    !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))
+    !status.is_learner || minor(&status.version).is_some_and(|minor| minor >= (3, 5))
 }

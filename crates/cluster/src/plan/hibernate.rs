@@ -1,8 +1,6 @@
 //! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members. It
 //! resumes like a cluster whose pods were all deleted, so no data is lost (invariant 8).
 
-use api::cluster::RecoveryPhase;
-
 use crate::plan::actions::{self, Builder};
 use crate::plan::{Draft, STEADY, blind, objects, recovery};
 use crate::reason::Reason;
@@ -28,10 +26,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, true);
     };
     // The operator stops no member before a bootstrap or a recovery in progress is complete.
-    let recovers = observed.recovery.record.as_ref();
-    if observed.cluster_id.is_none()
-        || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
-    {
+    if observed.cluster_id.is_none() || observed.recovery.in_progress().is_some() {
         return (draft, false);
     }
     // Invariant 9: the operator stops a member only if its data is on a volume that stays.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::view::{Data, Health, MemberState};
 use crate::snapshot::{Observed, Pod, Role, Seen};
 

@@ -39,19 +39,11 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
 /// True if the operator created the Service for a future member, which has no pod and no volume yet. False for a first
 /// member, because an earlier pod may have used its name.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
-    if observed
-        .intent
-        .as_ref()
-        .is_some_and(|intent| intent.members.contains(name))
-    {
-        return false;
-    }
     let unused = !observed.pods.contains_key(name) && !observed.disks.contains_key(name);
+    let service = observed.services.get(name);
     unused
-        && observed
-            .services
-            .get(name)
-            .is_some_and(|service| !service.started && service.owned)
+        && !observed.is_first_member(name)
+        && service.is_some_and(|service| !service.started && service.owned)
 }
 
 /// Creates or repairs the Service of an existing member. `open`: the Service may have endpoints.

@@ -3,11 +3,10 @@
 //!
 //! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
 
-use std::time::Duration;
-
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::change::{remove, remove_voter};
 use crate::plan::conflicts::Earlier;
@@ -56,7 +55,7 @@ pub(super) fn start<'a>(
             },
             durable: disk.is_some() || desired.durable,
             version: if member.data == Data::There {
-                versions::returning(desired, observed, member)
+                versions::noted(desired, observed, member.disk)
             } else {
                 versions::joining(desired, observed, view)
             },
@@ -113,7 +112,7 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
             "{}: {why}; the operator replaces this member if this lasts until {at}",
             member.name
         );
-        let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
+        let left = age(now, at);
         // The cluster is requeued for `at`, the time from which the member counts as lost.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;

@@ -8,8 +8,8 @@ use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
@@ -156,14 +156,13 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     for member in &view.members {
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
-            let service = observed.services.get(&member.name);
+            let service = member.service;
             // Invariant 26: the Service of an existing pod has the annotation `started`. The operator restores a
             // missing annotation.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
             }
-            let service = observed.services.get(&member.name);
             member_objects::serve(&member.name, service, open, &mut draft);
         }
     }

@@ -20,8 +20,8 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::clock::age;
 use crate::plan::actions::Builder;
-use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, NewNames, SHORTLY, backed_up, replaced};
@@ -65,15 +65,10 @@ fn names(text: &str, cluster_id: ClusterId) -> bool {
     text.parse() == Ok(cluster_id)
 }
 
-pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
-    let record = observed.recovery.record.as_ref()?;
-    (record.phase == RecoveryPhase::InProgress).then_some(record)
-}
-
 /// True if the client Service may have endpoints. Invariant 16: it has none while a recovery is in progress, or while
 /// a pod of the former cluster could be an endpoint.
 pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
-    if in_progress(observed).is_some() || replaced::may_serve(observed) {
+    if observed.recovery.in_progress().is_some() || replaced::may_serve(observed) {
         return false;
     }
     if observed.recovery.record.is_none() {
@@ -135,7 +130,7 @@ pub(super) fn without_quorum<'a>(
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
-    if let Some(record) = in_progress(observed) {
+    if let Some(record) = observed.recovery.in_progress() {
         under_way::go_on(&evidence, record, &mut draft);
         return draft;
     }

@@ -15,8 +15,8 @@ use api::version::path::UpgradeDirection;
 use etcd::MemberId;
 
 use crate::action::Action;
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
 use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};

@@ -6,7 +6,7 @@
 use api::cluster::ClusterChange;
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
 use crate::plan::member_objects;
@@ -295,7 +295,7 @@ pub(super) fn grow(
     } else {
         missing.min(1)
     };
-    let names: Vec<&String> = reserved.iter().take(count).collect();
+    let names = reserved.get(..count).unwrap_or(reserved);
     if names.is_empty() {
         return false;
     }
@@ -331,11 +331,7 @@ pub(super) fn grow(
         .iter()
         .map(|name| draft.build.add_member(name, rules.learners))
         .collect();
-    let text = names
-        .iter()
-        .map(|name| name.as_str())
-        .collect::<Vec<_>>()
-        .join(", ");
+    let text = names.join(", ");
     let how = if rules.learners {
         ""
     } else {

@@ -76,10 +76,7 @@ impl Run<'_> {
         let observed = self.build.observed;
         let voters = self.view.voters();
         voters
-            .map(|member| {
-                let status = observed.answer(&member.name)?;
-                Some((member, status))
-            })
+            .map(|member| Some((member, observed.answer(&member.name)?)))
             .collect()
     }
 

@@ -9,7 +9,7 @@ use api::version::path::{UpgradeDirection, direction};
 use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
-use crate::plan::view::{MemberState, View, name_of};
+use crate::plan::view::{View, name_of};
 use crate::snapshot::{Desired, Disk, Observed, Pod, Trouble};
 
 /// The planned change of the members' version.
@@ -228,11 +228,6 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     )
 }
 
-/// The version for a recreated pod: the version recorded on the member's volume.
-pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberState) -> String {
-    noted(desired, observed, member.disk)
-}
-
 /// The version recorded on a volume or, without a record, the version of the cluster.
 pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>) -> String {
     let noted = disk.and_then(|disk| disk.version.as_ref());
@@ -291,7 +286,7 @@ impl VersionRules {
     }
 }
 
-fn minor(version: &str) -> Option<(u64, u64)> {
-    let version = semver::Version::parse(version.trim_start_matches('v')).ok()?;
-    Some((version.major, version.minor))
+/// The major and the minor number of a complete version.
+pub(super) fn minor(version: &str) -> Option<(u64, u64)> {
+    Some(EtcdVersion::parse(version).ok()?.minor())
 }

@@ -33,7 +33,7 @@ pub(super) fn conditions(
         advice::advisable(report, members, now.0),
     ];
     let mut conditions = before.conditions.clone();
-    if !report.hibernates() {
+    if report.hibernation().is_none() {
         // After a hibernation, its conditions are removed and set again, so that their transition time does not count
         // the hibernation as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
@@ -211,7 +211,8 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
         return finding(kind, false, Reason::AsDesired, text);
     };
     let members = view.members.len();
-    let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
+    let replaces = is_true(&before.conditions, &ConditionType::Recovering)
+        || view.voters().any(MemberState::is_down);
     let text = format!("{members} members exist, spec.size is {size}");
     if members > size {
         return finding(kind, true, Reason::RemovingMembers, text);
@@ -222,10 +223,6 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
         return finding(kind, true, Reason::AddingMembers, text);
     }
     finding(kind, false, Reason::AsDesired, text)
-}
-
-fn is_short(view: &View) -> bool {
-    view.voters().any(MemberState::is_down)
 }
 
 /// Computes the condition `Recovering`: true from the loss of a member until the desired number of voters is healthy

@@ -246,7 +246,7 @@ fn problems_that_need_a_user_are_all_listed_in_field_waiting_for() {
     ];
     let text = "manual action required: QuorumLost: the recovery is approved; NoRecentBackup: the recovery needs a \
                 backup";
-    assert_eq!(super::waits(&plan, &[]).as_deref(), Some(text));
+    assert_eq!(super::waits(&plan).as_deref(), Some(text));
 }
 
 #[test]

@@ -57,8 +57,9 @@ pub(crate) struct Wishes {
 pub(crate) fn rule() -> UpkeepRule {
     UpkeepRule {
         quota: QUOTA,
+        only_reports: false,
         keep_revisions: Some(0),
-        ..UpkeepRule::default()
+        defragmentation: None,
     }
 }
 

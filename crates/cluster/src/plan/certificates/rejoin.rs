@@ -12,8 +12,8 @@ use api::names::CertificateUse;
 use super::{Keeper, Settled};
 use crate::authority::{CaScope, Leaf};
 use crate::certificates::Noted;
-use crate::plan::age::age;
-use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
+use crate::clock::age;
+use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod};
 
@@ -75,7 +75,7 @@ impl Keeper<'_> {
 
     /// True if a restore or a recovery is in progress, which starts all members with the current CAs.
     fn is_replaced(&self) -> bool {
-        self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
+        self.observed.claimed_by.is_some() || self.observed.recovery.in_progress().is_some()
     }
 
     /// True if a TLS switch is in progress. The rolling update of the switch restarts the members one at a time

@@ -2,8 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::in_progress;
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
@@ -28,7 +27,8 @@ pub(crate) fn leftover(
     name: &str,
 ) -> Leftover {
     // The seed of a recovery stays until the recovery is complete or canceled.
-    if in_progress(observed).is_some_and(|record| record.member == name) {
+    let recovery = observed.recovery.in_progress();
+    if recovery.is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
     let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));

@@ -7,7 +7,7 @@ use etcd::ClusterId;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::member_objects;
 use crate::plan::versions::current_version;
