@@ -44,8 +44,8 @@ const REMOVALS: Limits = Limits {
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // Time limit of one removal, which is enough for about 100,000 backups. After a timeout, the next removal deletes
-    // the remaining backups.
+    // One removal can delete about 100,000 backups in this time. After a timeout, the next removal deletes the
+    // remaining backups.
     timeout: Duration::from_hours(1),
 };
 
@@ -111,7 +111,8 @@ impl Settings {
                 .map_or(of_scope, NonZeroUsize::get),
             max_backoff_seconds: TRANSFER_BACKOFF,
             record_timeout: RECORD_TIMEOUT,
-            // The worker sets no timeout for a transfer. The plan cancels the transfer at the deadline of its backup.
+            // A transfer has no timeout in its worker, because the plan cancels the transfer at the deadline of its
+            // backup.
             timeout: Duration::MAX,
         }
     }
@@ -134,8 +135,8 @@ fn removals(scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When a worker ends, the controller reconciles its EtcdBackup, so that the status shows the worker's result at
-    // once.
+    // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
+    // the EtcdBackup, so that the status shows the result at once.
     let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
@@ -185,7 +186,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     });
     let clusters =
         Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
-    // This controller has separate counters, so that the metric of managed objects counts only EtcdBackups.
+    // `for_clusters` counts its objects separately, so that the metric of managed objects contains only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()

@@ -184,8 +184,8 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // A transfer for an earlier spec may have ended. Discard its result, because it is not a result for the new
-        // spec.
+        // The plan records the start of a new backup. The result of an earlier transfer is discarded, because it is not
+        // a result of the new backup.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);

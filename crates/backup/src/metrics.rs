@@ -103,7 +103,8 @@ struct Attempts {
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    // Earlier releases did not write `status.duration`, but the start and the end of a backup.
+    // Earlier releases wrote no `status.duration`. For their backups, the duration is the time between the start and
+    // the end.
     let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
@@ -406,7 +407,7 @@ mod tests {
             serde_json::from_value(serde_json::json!(created)).unwrap();
         for (last, expected) in [
             ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
-            // The operator accepts times up to one hour in the future.
+            // This time is 59 minutes after `now`. The operator accepts times up to one hour in the future.
             ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
             ("2027-01-01T00:00:00Z", created),
         ] {

@@ -53,9 +53,11 @@ pub(crate) fn by_name(
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
-        // The backup is not encrypted, and its SHA-256 detects a replacement.
+        // The status contains the SHA-256 of the backup but no key, so the backup is not encrypted. The SHA-256 detects
+        // a replaced backup.
         (None, _) if is_described => Ok(None),
-        // The status does not contain enough data, because retention has found the backup in the store.
+        // Retention found this backup in the store, and recorded neither its SHA-256 nor its key. The backup may be
+        // encrypted, so the Secret of the EtcdBackup is used.
         (None, of_backup) => Ok(of_backup),
     }
 }

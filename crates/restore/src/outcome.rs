@@ -154,7 +154,8 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // A missing permission and an uncomputed quota are no problems of storage.
+        // These errors show no missing storage: for example, a permission is missing, or the API server has not
+        // computed the quota yet.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

@@ -107,7 +107,8 @@ impl BackupPolicy {
 
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // Retention and the starting deadline have no effect on a single backup.
+    // The function returns an empty list for a periodic EtcdBackup: retention rules and a starting deadline have no
+    // effect only on a single backup.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };

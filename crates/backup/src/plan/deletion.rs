@@ -69,8 +69,8 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // If the namespace is being deleted, no user can create the missing Secret again. The deletion must not wait
-        // forever.
+        // After SECRET_WAIT, the finalizer is removed although the Secret is missing. In a namespace that is being
+        // deleted, no user can create the Secret again, so the deletion would otherwise wait forever.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>

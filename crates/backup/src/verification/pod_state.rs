@@ -82,7 +82,7 @@ pub(crate) fn state_of(pod: &Pod, uid: &str) -> PodState {
         let mut all = prepare.iter().chain(&containers);
         all.find(|status| status.name == name)
     };
-    // The report is valid even if the pod was stopped afterwards.
+    // A report of the container `verify` is valid even if the pod was stopped after the report.
     if let Some(result) = of(VERIFY).and_then(reported) {
         return PodState::Ended(result);
     }
@@ -161,8 +161,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     let Some(member::Report::Failed { reason, message }) = member::Report::read(message) else {
         return Some(killed_or(code, "fetch", message, false));
     };
-    // The program of the restore operator reports these reasons. `BackupMissing` and `BucketMissing` have the same
-    // names in the backup operator.
+    // The container `fetch` runs the program of the restore operator, which reports its own reasons. For
+    // `BackupMissing` and `BucketMissing`, the backup operator uses the same names.
     let damaged = [
         UNREADABLE,
         Reason::BackupMissing.as_str(),
@@ -178,7 +178,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
 fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status)?;
     let (message, damaged) = match member::Report::read(message) {
-        // Any other reason means that the backup was not tested, for example because the image contains no etcdutl.
+        // Only the reason UNREADABLE proves that the backup is damaged. With another reason, the backup was not tested,
+        // for example because the image contains no etcdutl.
         Some(member::Report::Failed { reason, message }) => (message, reason == UNREADABLE),
         Some(member::Report::Done(_)) | None => (message.to_owned(), true),
     };

@@ -118,7 +118,7 @@ proptest! {
         for (pointer, value) in fields {
             put(&mut object, pointer, value);
         }
-        // The controller reports an object that cannot be parsed, and never plans it.
+        // An object that cannot be parsed is skipped, because the controller only reports it and never plans it.
         let Ok(backup) = serde_json::from_value::<EtcdBackup>(object) else {
             return Ok(());
         };

@@ -89,7 +89,7 @@ fn next_run_is_due_after_interval() {
         );
         assert!(waiting.requeue.is_some());
     }
-    // If several runs were missed, only one backup starts.
+    // Although several runs were missed, only one backup starts.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
@@ -424,7 +424,8 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
 /// before it starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
-    // The backup started at second 0 and ended at second 5, so the next backup is due at second 7.
+    // The interval is two seconds. The backup started at second 0 and ended at second 5, so the next backup is already
+    // due at second 8.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -432,7 +433,7 @@ fn retention_runs_before_next_due_backup() {
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
     assert_eq!(first.action, Action::RemoveSurplus);
-    // The next backup starts one minute after the end of the previous backup at the latest.
+    // The next backup starts at second 65 at the latest, one minute after the end of the previous backup.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
     let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
@@ -499,7 +500,7 @@ fn recorded_start_in_future_does_not_stop_schedule() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // Later runs depend on the corrected clock.
+        // The run after the next backup depends only on the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

@@ -189,7 +189,8 @@ fn rejected_restore_does_not_start_after_cluster_deletion() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // After a change of the spec, the restore starts with the backup in the changed spec.
+    // After a change of the spec, the rejection no longer applies, and the restore starts with the backup in the
+    // changed spec.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let other = chosen(&restore, 2);
     snapshot.found = Some(other.clone());
@@ -238,7 +239,8 @@ fn restore_prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // Defect 7 of coreos/etcd-operator: its seeds never used the volumes of the cluster.
+    // With volumes, the PersistentVolumeClaim is created before the pod. Seeds of coreos/etcd-operator never used the
+    // volumes of the cluster (defect 7).
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -309,7 +311,7 @@ fn restore_reports_unreadable_snapshot() {
 fn restore_records_new_cluster_before_releasing_lock() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // The finalizer delays a deletion of the EtcdRestore until the handover is complete.
+    // The finalizer is set before the cutover, so that a deletion of the EtcdRestore waits for the handover.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -383,7 +385,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The object of the deleted pod may remain until the kubelet confirms the deletion.
+            // The object of the deleted pod may exist until the kubelet confirms the deletion.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;

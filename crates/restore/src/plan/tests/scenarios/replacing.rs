@@ -184,7 +184,8 @@ fn cluster_locked_by_another_restore_is_rejected() {
     // The rejected spec already contains `overwrite: true`, so the message says when a new EtcdRestore can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // The rejected restore has handed its cluster over before, so the message must not claim that nothing was changed.
+    // The restore was rejected after it had handed its cluster over, so the message must not claim that nothing was
+    // changed.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -383,7 +384,7 @@ fn restore_recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have written to the seed. Its pod is created again only on its
+    // After the old members have stopped, clients may have written to the seed, so its pod is created again only on its
     // volume.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
@@ -533,7 +534,8 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member, and only the cluster operator replaces its pod.
+    // After the old members have stopped, the cluster operator replaces a pod that has joined. The restore replaces
+    // only a pod that has not joined, on its volume.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {
