@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_transfers_unless_configured() {
+    fn tenant_gets_half_of_transfer_slots_unless_configured() {
         let own = Scope::namespace("n");
         assert_eq!(limits(&[], &own), (4, 2, 4));
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());

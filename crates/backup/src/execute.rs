@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_without_new_fields_is_written_to_older_crd() {
+    async fn status_is_written_again_without_fields_that_older_crd_lacks() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

@@ -421,7 +421,7 @@ mod tests {
     /// The status keeps the duration of the last backup, so that the metric does not disappear when the next backup
     /// starts.
     #[test]
-    fn duration_metric_keeps_last_backup_while_next_backup_runs() {
+    fn duration_metric_shows_last_backup_while_next_backup_runs() {
         let spec =
             serde_json::json!({ "storageType": "S3", "backupPolicy": { "schedule": "@daily" } });
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn only_active_periodic_backups_count_as_periodic() {
+    fn suspended_or_single_etcdbackup_does_not_count_as_scheduled() {
         let periodic = |policy: serde_json::Value| {
             let spec = serde_json::json!({ "storageType": "S3", "backupPolicy": policy });
             is_scheduled(&EtcdBackup::new("b", serde_json::from_value(spec).unwrap()))

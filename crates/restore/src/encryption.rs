@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_recorded_key_is_reported_without_manifest() {
+    fn recorded_key_missing_in_secret_is_reported_without_manifest() {
         let chosen = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
         let trouble = check_recorded_key(&chosen, Some(&keys())).unwrap_err();
         assert_eq!(trouble.reason, Reason::SecretMissing);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_without_keys_names_no_secret() {
+    fn restore_without_encryption_keys_has_no_secret() {
         assert!(secret_of(&chosen(Value::Null)).is_none());
         let chosen = chosen(json!({ "secret": "keys" }));
         assert_eq!(secret_of(&chosen).unwrap().name, "keys");

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_quota_is_distinguished_from_other_rejections() {
+    fn exceeded_storage_quota_is_reported_as_missing_storage() {
         let quota = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: exceeded quota: few, requested: \
                      persistentvolumeclaims=1, used: persistentvolumeclaims=3, limited: persistentvolumeclaims=3";
         let limit = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: maximum storage usage per \

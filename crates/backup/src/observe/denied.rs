@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn store_denial_names_secret_and_field() {
+    fn message_of_store_denial_contains_secret_and_field() {
         let denied = || Trouble::new(Reason::AccessDenied, "access denied: 403 Forbidden");
         let snapshot = Snapshot {
             transfer: WorkState::<Stored> {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn suspended_etcdbackup_shares_path_unlike_moved_etcdbackup() {
+    fn suspended_etcdbackup_shares_path_but_moved_etcdbackup_does_not() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");

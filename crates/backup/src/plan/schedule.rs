@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn run_after_newest_backup_follows_the_schedule() {
+    fn next_run_is_computed_from_newest_backup_or_creation() {
         let created = at("2026-01-01T08:00:00Z");
         let last = at("2026-01-01T10:03:00Z");
         let daily = schedule(r#"{"schedule":"@daily"}"#);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn first_backup_of_interval_is_due_at_once() {
+    fn first_backup_with_interval_is_due_at_once() {
         assert_eq!(next(HOURLY, None, "2026-01-01T00:00:00Z"), Next::Due);
         assert_eq!(next(HOURLY, None, "2030-01-01T00:00:00Z"), Next::Due);
     }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn cron_schedule_without_backup_waits_for_first_run() {
+    fn first_backup_with_cron_schedule_waits_for_first_run() {
         let daily = r#"{"schedule":"@daily"}"#;
         let tomorrow = Next::At(at("2026-01-02T00:00:00Z"));
         assert_eq!(next(daily, None, "2026-01-01T08:00:00Z"), tomorrow);

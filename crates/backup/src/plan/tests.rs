@@ -177,7 +177,7 @@ fn complete_backup_of_interrupted_operator_is_adopted() {
 }
 
 #[test]
-fn complete_backup_is_never_repeated() {
+fn complete_single_backup_is_never_repeated() {
     let backup = begun(|_| ());
     let done = plan(
         &backup,

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_terminating_backup_pod_is_used() {
+    fn success_report_of_terminating_backup_pod_is_used() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_verified_backup_names_compared_facts() {
+    fn report_of_verified_backup_lists_compared_facts() {
         let report = |keys_compared, hash_compared| {
             let proof = Proof {
                 revision: 7,

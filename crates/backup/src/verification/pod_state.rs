@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_restore_is_damage_only_if_backup_is_unreadable() {
+    fn failed_restore_is_reported_as_damage_only_if_backup_is_unreadable() {
         for (reason, damaged) in [("SnapshotUnreadable", true), ("SeedFailed", false)] {
             let report = json!({ "result": "failed", "reason": reason, "message": "why" });
             let status = json!({ "containerStatuses": ended_as("etcd", 1, &report) });
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_at_time_limit_names_timeout_field() {
+    fn failure_message_at_time_limit_contains_timeout_field() {
         let status = json!({ "phase": "Failed", "reason": "DeadlineExceeded" });
         let PodState::Ended(Err(failure)) = state(&status) else {
             panic!("{status}");

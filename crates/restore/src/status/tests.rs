@@ -29,7 +29,7 @@ fn halted() -> PlanState {
 }
 
 #[test]
-fn failed_restore_step_records_nothing() {
+fn failed_restore_step_does_not_record_cluster_id() {
     let action = Action::RecordRestored {
         cluster_id: "ab".into(),
         revision: 7,

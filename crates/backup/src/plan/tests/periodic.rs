@@ -242,7 +242,7 @@ fn suspension_cancels_backup_and_resumption_repeats_it() {
 }
 
 #[test]
-fn invariant_9_retention_waits_for_reported_newer_backup() {
+fn invariant_9_retention_starts_only_after_status_reports_complete_backup() {
     let backup = periodic(|_| ());
     let idle = Snapshot::default();
     assert_ne!(need(&backup, &idle, at(0)), Need::RemoveSurplus);

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn other_scheduling_problems_are_not_missing_storage() {
+    fn other_scheduling_problems_are_not_reported_as_missing_storage() {
         let waits = pvc(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pvc_or_scheduled_pod_is_not_missing_storage() {
+    fn bound_pvc_or_scheduled_pod_is_not_reported_as_missing_storage() {
         let waits = pvc(Some("nowhere"), &json!({}));
         assert_eq!(reported(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {

@@ -140,7 +140,7 @@ fn restore_creates_cluster_only_if_backup_was_found() {
 
 /// Invariant 1: a cluster that cannot be read is not assumed to be missing.
 #[test]
-fn restore_waits_while_cluster_is_unknown() {
+fn restore_waits_while_cluster_cannot_be_read() {
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.cluster = Cluster::Unknown("timeout".into());
     check(&intended(), &snapshot, &Action::Nothing);
@@ -217,7 +217,7 @@ fn restore_records_backup_before_using_it() {
 
 /// A user deletes the recorded backup from the status while the restore holds the lock.
 #[test]
-fn restore_records_backup_again_after_user_removes_record() {
+fn restore_records_backup_again_after_user_deletes_it_from_status() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -258,7 +258,7 @@ fn restore_waits_for_deletion_of_objects_with_seed_name() {
 
 /// Invariant 9: an answer at the seed's address is ignored until the pod has reported a verified backup.
 #[test]
-fn seed_is_recorded_only_after_data_is_verified() {
+fn cluster_id_of_seed_is_recorded_only_after_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
@@ -283,7 +283,7 @@ fn seed_is_recorded_only_after_data_is_verified() {
 }
 
 #[test]
-fn seed_with_lower_revision_is_not_handed_over() {
+fn cluster_id_of_seed_with_lower_revision_is_not_recorded() {
     let plan = check(
         &intended(),
         &locked_with(restored_pod(), serves(99)),
@@ -503,7 +503,7 @@ fn invalid_restore_is_rejected_without_observation() {
 
 /// Invariant 9: the hash of the keys is compared before the cluster ID is recorded.
 #[test]
-fn seed_with_different_key_hash_is_not_recorded() {
+fn cluster_id_of_seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {
         expected: 1,
         found: 2,
@@ -518,7 +518,7 @@ fn seed_with_different_key_hash_is_not_recorded() {
 }
 
 #[test]
-fn seed_waits_for_valid_cluster_spec() {
+fn seed_is_not_created_while_cluster_spec_is_invalid() {
     let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..locked()

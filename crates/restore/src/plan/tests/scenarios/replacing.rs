@@ -316,7 +316,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
 
 /// Invariant 1: a seed that cannot be read is not assumed to be missing.
 #[test]
-fn restore_lock_is_kept_while_seed_is_unknown() {
+fn restore_lock_is_kept_while_seed_cannot_be_read() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
@@ -364,7 +364,7 @@ fn seed_joins_after_old_members_have_stopped() {
 
 /// Invariant 1: old members that cannot be read may be running.
 #[test]
-fn seed_does_not_join_while_old_members_are_unknown() {
+fn seed_does_not_join_while_old_members_cannot_be_read() {
     let mut snapshot = cut_over(&[], restored_pod());
     for old_members in [OldMembers::NotRead, OldMembers::Unknown("timeout".into())] {
         snapshot.old_members = old_members;
@@ -553,7 +553,7 @@ fn joined_seed_is_not_restored_again() {
 }
 
 #[test]
-fn deleted_restore_is_undone_only_before_cutover() {
+fn seed_of_deleted_restore_is_discarded_only_before_cutover() {
     let before = preparing(restored_pod(), serves(100));
     check(&deleted(recorded()), &before, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &before, &Action::DiscardSeed);
