@@ -259,8 +259,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object, so the name is
-                // free.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object. The name then
+                // counts as free.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };

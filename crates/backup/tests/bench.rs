@@ -214,8 +214,8 @@ async fn benchmark_compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // By default, etcd keeps at least 5,000 recent writes in memory. With values of 1 MiB, the writes would
-                // leave too little memory for the page cache.
+                // By default, etcd keeps at least 5,000 recent writes in memory. With values of 1 MiB, these writes
+                // would leave too little memory for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

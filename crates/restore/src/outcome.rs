@@ -154,8 +154,8 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // These errors show no missing storage: for example, a permission is missing, or the API server has not
-        // computed the quota yet.
+        // None of these errors proves that storage is missing. For example, a permission is missing, or the API server
+        // has not computed the quota yet.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

@@ -214,7 +214,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: record the names of the seed's objects before the creation of the objects.
+    // Invariant 10: the names of the seed's objects are recorded before the objects are created.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -255,8 +255,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         };
     }
     if in_place::is_aborted(restore) {
-        // If the restore has created the EtcdCluster, Kubernetes deletes the EtcdCluster, because the deleted
-        // EtcdRestore owns it.
+        // If the restore has created the EtcdCluster, only the finalizer is removed. Kubernetes deletes the
+        // EtcdCluster, because the deleted EtcdRestore owns it.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {

@@ -107,8 +107,8 @@ impl BackupPolicy {
 
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // The function returns an empty list for a periodic EtcdBackup: retention rules and a starting deadline have no
-    // effect only on a single backup.
+    // For a periodic EtcdBackup, the list is empty. On a single backup, retention rules and a starting deadline have no
+    // effect.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };

@@ -210,7 +210,8 @@ mod tests {
 
     #[tokio::test]
     async fn encryption_key_is_read_from_namespace_of_etcdbackup() {
-        // The text is base64 twice: the entry of the Secret is a base64 text, and the API server encodes every entry.
+        // `key` is encoded in base64 twice: the entry of the Secret is a base64 text, and the API server encodes every
+        // entry.
         let key = "QUFFQ0F3UUZCZ2NJQ1FvTERBME9EeEFSRWhNVUZSWVhHQmthR3h3ZEhoOD0=";
         let one = json!({ "2026": key });
         assert_eq!(key_of(Value::Null, one.clone()).await, Ok(None));

@@ -18,7 +18,7 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     problems.extend(verification_times(backup));
     let endpoints = &backup.spec.etcd_endpoints;
     let mut urls = endpoints.iter();
-    // Invariant 20: without a CA certificate the operator cannot verify the members.
+    // Invariant 20: without a CA certificate, the operator cannot verify the members, so https URLs are rejected.
     if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
@@ -49,7 +49,7 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
         const BLOCK: &str = "spec.verification.window";
         match Cron::parse(&window.schedule, window.time_zone.as_deref()) {
             Err(problem) => problems.push(in_block(BLOCK, &problem)),
-            // If the schedule of the window matches no day, no verification would ever start.
+            // A schedule that matches no day is rejected, because no verification would ever start.
             Ok(schedule) if schedule.next_after(Timestamp::UNIX_EPOCH).is_none() => {
                 problems.push(Problem::new(
                     format!("{BLOCK}.schedule"),

@@ -104,7 +104,7 @@ impl Schedule {
     }
 
     fn at(&self, cron: &Cron, last: Timestamp, seed: &str, now: Timestamp) -> Next {
-        // `from` is later than all runs whose starting deadline has passed, so that these runs are skipped.
+        // The search begins after `from`, which skips all runs whose starting deadline has passed.
         let from = match self.deadline {
             // If the deadline reaches back before the first representable time, `since` is `None`, and no run is
             // skipped.

@@ -386,7 +386,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // The maximum is 48 hours, also for `timeoutInSecond: 0`.
+    // The time limit is at most 48 hours, also for `timeoutInSecond: 0`.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));

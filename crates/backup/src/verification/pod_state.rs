@@ -178,8 +178,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
 fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status)?;
     let (message, damaged) = match member::Report::read(message) {
-        // Only the reason UNREADABLE proves that the backup is damaged. With another reason, the backup was not tested,
-        // for example because the image contains no etcdutl.
+        // A report with a reason other than UNREADABLE means that the backup was not tested, for example because the
+        // image contains no etcdutl.
         Some(member::Report::Failed { reason, message }) => (message, reason == UNREADABLE),
         Some(member::Report::Done(_)) | None => (message.to_owned(), true),
     };

@@ -200,7 +200,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // One of at most five runs must end within three seconds. The other runs may be slower on a busy machine.
+    // At least one of five runs must end within three seconds. The other runs may be slower on a busy machine.
     let mut times = Vec::new();
     while times
         .last()
@@ -281,7 +281,8 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case without a connection runs first, because it would count a pending connection of an earlier case.
+    // The case without a connection runs first. After another case, `accept` could return a pending connection of that
+    // case.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),

@@ -98,7 +98,7 @@ pub(super) fn newest_of(
     let stored = stored.ok_or_else(none)?;
     let source = block.source();
     let current = source.path();
-    // `path` is `None` if the spec of the EtcdBackup names another PVC or path since this backup was made.
+    // `path` is `None` if the spec of the EtcdBackup has changed to another PVC or path since this backup was made.
     let path = { block.path_in(&stored.location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());
     let Some(path) = path else {

@@ -389,7 +389,8 @@ mod tests {
         let plain = restore(Some(SHA), 0);
         assert_eq!(other(&plain, &without, Some(false)), None);
         assert!(other(&plain, &without, Some(true)).is_some());
-        // Without a report, the arguments show that the pod checks the SHA-256 only if they also require encryption.
+        // `checks_sha256` is false if the recorded backup is encrypted, but the arguments of the pod do not require
+        // encryption.
         let known = keys(Some(SHA));
         let checks_sha256 = |more: &[&str]| compared(&known, &pod("b/k", more), None).checks_sha256;
         assert!(checks_sha256(&[

@@ -156,7 +156,7 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
         // Without a size, the operator has never read this backup, for example because it is on a
-        // PersistentVolumeClaim. It may never have existed.
+        // PersistentVolumeClaim. The backup may never have existed.
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",

@@ -110,7 +110,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
     // Invariant 11: the restore may hold the lock without its finalizer. A suspended operator process may have removed
-    // the finalizer later, because it had seen the lock of another restore.
+    // the finalizer after the lock was set, because it had seen the lock of another restore before.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
@@ -186,8 +186,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready receives no requests through a Service. The plan does not wait
-    // for this pod, because its node may be lost.
+    // Invariant 17: the plan waits only for terminating pods that are ready. Other terminating pods receive no requests
+    // through a Service, and their node may be lost.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)

@@ -141,8 +141,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
         // pod is not replaced.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    // With `--sha256`, a pod checks the backup that it fetches, but not an existing data directory on a volume. The
-    // argument therefore proves the data only if the pod has no volume.
+    // A pod with `--sha256` checks the backup that it fetches, but not an existing data directory on a volume.
+    // Therefore the argument proves that the data is the recorded backup only if the pod has no volume.
     match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(

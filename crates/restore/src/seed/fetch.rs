@@ -391,8 +391,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The revision in the manifest is at least the revision of the last key and at most the revision of the store. Both
-    // differ if the store is empty, or was compacted after its last key.
+    // The revision in the manifest is at least the revision of the last key, and at most the revision of the store.
+    // These two revisions differ if the store is empty, or was compacted after its last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "the snapshot has revision {}, but the manifest records revision {}",

@@ -36,8 +36,9 @@ fn release<T>(
         while !has_ended.load(Ordering::Relaxed) {
             thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
-            // The kernel can release only pages that are on disk. It writes the oldest dirty pages first, so the first
-            // `written` bytes of the source and the copy are on disk.
+            // The kernel can release only pages that are on disk. It writes the oldest dirty pages first, and the
+            // source is older than the copy. Therefore the first `written` bytes of both files, counted from the start
+            // of the source, are on disk.
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {

@@ -299,7 +299,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup starts before the failed removal is repeated.
+    // The next backup, which is due, starts before the failed removal is repeated.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent

@@ -89,7 +89,8 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the PVC.
+    // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the PVC
+    // and not with its last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!(
             "a volume for the PersistentVolumeClaim ({class}) could not be provisioned or bound ({scheduler})"
@@ -285,7 +286,7 @@ mod tests {
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
         // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the
-        // PVC.
+        // PVC and not with its last change.
         let failed = pod(
             "False",
             &format!(

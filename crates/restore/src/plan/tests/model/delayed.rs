@@ -38,7 +38,7 @@ impl World {
         self.is_delayed = false;
         let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // Without the finalizer, the process removes the lock again at once.
+            // If the EtcdRestore has no finalizer, the process removes the lock at once after it has set the lock.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
             // Kubernetes deletes an EtcdCluster whose owner does not exist.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
@@ -54,8 +54,8 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // `recorded` and `is_where_it_was` are the checks of the process, which reads the EtcdRestore and the
-        // EtcdCluster again.
+        // The process reads the EtcdRestore and the EtcdCluster again before some actions. `recorded` and
+        // `is_where_it_was` are its checks of both objects.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);

@@ -194,7 +194,7 @@ fn recreated_volume_does_not_count_as_restored_data() {
         // A user who deletes the EtcdRestore accepts the current data of the seed, so the seed joins.
         check(&deleted(restore.clone()), &snapshot, &Action::Join);
     }
-    // Without a volume, the pod has fetched its data itself, and `--sha256` proves the data.
+    // Without a volume, the pod itself has fetched its data, so `--sha256` proves that the data is the recorded backup.
     check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
@@ -298,7 +298,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Until the seed has joined, the old members run.
+    // A faulty seed that has not joined does not stop the old members.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
