@@ -1,7 +1,7 @@
 //! Converts each request of a plan to a [`Write`], as the API server or etcd would read it. The operator's own
 //! functions parse the objects in the requests, so each round also tests the builders.
 //!
-//! The deliberate mistakes change these [`Write`] values.
+//! The deliberate mistakes of the model test (`mutation.rs`) change these [`Write`] values.
 
 use std::collections::BTreeMap;
 
