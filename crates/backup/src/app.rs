@@ -55,7 +55,8 @@ const COPIES: Limits = Limits {
     concurrent: 2,
     per_store: 2,
     per_namespace: 2,
-    // The plan computes the pause between two attempts, because it also applies to the next process.
+    // The worker adds no pause after a failure. The plan computes the pause from the status, so that the pause also
+    // applies after a restart of the operator.
     max_backoff_seconds: 0,
     record_timeout: RECORD_TIMEOUT,
     timeout: Duration::from_hours(48),

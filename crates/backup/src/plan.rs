@@ -165,7 +165,8 @@ impl Plan {
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let recording = recording::plan(backup, &snapshot.recording, now);
     if recording::delays_deletion(backup, &snapshot.recording) {
-        // The agent would write further objects after the removal of all objects.
+        // The deletion of the EtcdBackup waits until the agent has ended. Otherwise the agent would write further
+        // objects after all objects are removed.
         let wait = Plan::new(Action::Nothing, Verdict::Unchanged, recording.requeue);
         return Plan { recording, ..wait };
     }

@@ -183,7 +183,8 @@ impl Removal {
             }
         }
         self.delete(removable.iter().map(String::as_str)).await?;
-        // The plan removes everything only after the agent has ended.
+        // The records of the agent are removed too. No agent writes new records, because the plan starts this removal
+        // only after the agent has ended.
         let prefix = recording::prefix(&self.path, &self.uid);
         let removed = continuous::remove_all(self.store.as_ref(), &prefix).await;
         removed.map_err(|error| match error {

@@ -421,7 +421,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     ));
     notices.extend(copies::notices(backup, &plan.copies));
     if plan.recording.verdict != RecordingVerdict::Unchanged {
-        // The time does not appear in an Event.
+        // The notices do not contain the time, so any time can be used here.
         let after = status(backup, plan, Timestamp::UNIX_EPOCH);
         notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
     }

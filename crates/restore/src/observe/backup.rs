@@ -128,7 +128,8 @@ pub(super) async fn check(
         Ok(spec) => return Source::Ready(Box::new(spec)),
         Err(trouble) => trouble,
     };
-    // The restore continues to use a recorded backup, whose seed may exist.
+    // If the status already records a backup, no copy is used instead, because a seed with the recorded backup may
+    // exist.
     if choice::valid_record(restore, false).is_some() {
         return Source::Unavailable(choice::name_missing_backup(restore, trouble));
     }
@@ -186,7 +187,7 @@ async fn check_one(
         // failed HEAD in `check` contains none.
         let manifest = opened.manifest().await?;
         if manifest.is_none() && backup.copy.is_some() {
-            // The backup operator writes the manifest of a copy last.
+            // The backup operator writes the manifest of a copy last, so a copy without a manifest is incomplete.
             let message = format!("there is no complete copy at {}", backup.location);
             return Err(Trouble::new(Reason::BackupMissing, message));
         }

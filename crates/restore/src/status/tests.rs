@@ -271,7 +271,7 @@ fn restore_shows_source_and_progress_in_columns() {
 }
 
 #[test]
-fn used_copy_is_reported_with_cause() {
+fn restore_from_copy_is_reported_with_cause() {
     let mut restore = restore();
     let block = serde_json::from_str(r#"{"s3":{"path":"second/k"}}"#).unwrap();
     let mut chosen = crate::plan::choice::chosen_from(&restore, block);
