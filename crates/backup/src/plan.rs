@@ -216,8 +216,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);
-    // The finalizer is added just before the first backup is stored, and not earlier: after the operator is
-    // uninstalled, a finalizer would block the deletion of the namespace.
+    // Without `spec.continuous`, the finalizer is added just before the first backup is stored, and not earlier: after
+    // the operator is uninstalled, a finalizer would block the deletion of the namespace.
     let stores =
         next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {

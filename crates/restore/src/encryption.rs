@@ -249,7 +249,7 @@ mod tests {
         let plain = json!({ "location": "s3://b/k", "sha256": "AB" });
         let found_in_store = json!({ "location": "s3://b/k" });
         for (secret, stored, expected) in [
-            // `spec.encryption` of the EtcdBackup was set after this backup.
+            // The EtcdBackup has made this backup before `spec.encryption` was set.
             (Some("keys"), &plain, None),
             (None, &plain, None),
             (Some("keys"), &stored(ID), Some("keys")),
@@ -259,7 +259,7 @@ mod tests {
             let chosen = chosen_by_name(secret, stored).unwrap();
             assert_eq!(choice::encryption_secret(&chosen), expected, "{stored}");
         }
-        // `spec.encryption` of the EtcdBackup was removed after this backup.
+        // The EtcdBackup has made this backup before `spec.encryption` was removed.
         let trouble = chosen_by_name(None, &stored(ID)).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         for part in [ID, "EtcdBackup nightly", "set spec.encryption.secret of"] {
