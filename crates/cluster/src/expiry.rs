@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_expiry_is_reported_month_week_and_day_before() {
+    fn certificate_expiry_is_reported_30_7_and_1_days_before() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_day_certificate_expiry_is_reported_only_near_its_end() {
+    fn expiry_of_one_day_certificate_is_reported_only_near_its_end() {
         let day = expiry(1, false);
         assert_eq!(day.stage(at(0.5)), None);
         assert_eq!(day.stage(at(0.8)), Some("30d"));

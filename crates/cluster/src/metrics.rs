@@ -155,8 +155,7 @@ static GAUGES: [Gauge; 15] = [
 fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
     let available = find(&status.conditions, &ConditionType::Available)?;
     match Reason::parse(&available.reason)? {
-        // The reason `NoEndpoint` means that clients cannot connect through the client Service. A quorum of etcd still
-        // answers.
+        // `NoEndpoint` means that the client Service has no endpoints. A quorum of etcd still answers.
         Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
         Reason::QuorumLost | Reason::ForeignCluster => Some(false),
         _ => None,

@@ -122,8 +122,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // In an intermediate stage, members need peer certificates. The stage therefore uses those settings, current or
-    // new, that contain them.
+    // An intermediate stage uses the settings with peer certificates, because members need these certificates: `wanted`
+    // if its peer stage is TLS, and `at` otherwise.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -204,7 +204,7 @@ pub struct Step {
 impl TlsRollout {
     /// Computes the progress of a change from the settings of the running members. `wanted` is the policy in the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // Only the operator decides the peer stage. A stage in the spec is ignored.
+        // A peer stage in the spec is ignored, because only the operator decides the stage.
         let wanted = wanted.cloned().map(|tls| TlsPolicy {
             peer_stage: None,
             ..tls

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node, the status of the container is outdated, but the node controller has set the pod's condition
-        // `Ready` to false.
+        // The pod's condition `Ready` (`unready`) counts too, because the container status is outdated on a lost node,
+        // and the node controller sets only this condition to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -154,8 +154,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers report `untolerated taint(s)` without a name. No volume is on a node with a control-plane taint,
-    // so this taint counts like the taint of an unreachable node.
+    // Newer schedulers report `untolerated taint(s)` without the name of the taint. The taint of a control-plane node
+    // counts like the taint of an unreachable node, because no volume is on a control-plane node.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -321,7 +321,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // The containers of a seed pod write their termination message as JSON.
+    // A container of a seed pod writes its termination message as JSON (`Report`).
     let said = ended
         .message
         .as_deref()

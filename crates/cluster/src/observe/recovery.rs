@@ -22,8 +22,8 @@ const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Reads the records of a recovery from the status of the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // Ignores the record of an unfinished recovery if a restore has since replaced the cluster: `from_token` is then
-    // the token of the replaced cluster.
+    // The record of an unfinished recovery is ignored if `from_token` is not the current token, because a restore has
+    // then replaced the cluster after the recovery had started.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -37,8 +37,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A hibernated cluster is unavailable on purpose. The unavailable time of the cluster starts only after it has
-        // resumed.
+        // While the cluster hibernates, `unavailable_since` is `None`, because a hibernated cluster is unavailable on
+        // purpose.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -101,8 +101,8 @@ async fn seed(
 ) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // The seed starts etcd only after it has copied all data. The operator calls the seed only while its etcd container
-    // runs.
+    // The operator calls the seed only while its etcd container runs, because etcd starts after the seed has copied all
+    // data.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

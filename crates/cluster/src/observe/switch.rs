@@ -124,10 +124,10 @@ pub(super) fn started(
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Pods with another token are ignored: they belong to the cluster that a recovery or a restore has replaced.
+    // Pods with another token are ignored, because they belong to a cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod with the token but without an owner belongs to this cluster, and the operator adopts it later.
+        // `owned` is required only without the annotation: a pod with `token` is adopted later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -139,8 +139,8 @@ pub(super) fn started(
         .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
         .collect();
     if made.is_empty() {
-        // Invariant 23: the members of a deleted EtcdCluster start again with their TLS settings, even if the new
-        // spec has other settings.
+        // Invariant 23: without pods, the TLS settings on the PVCs count. After the EtcdCluster was deleted and created
+        // again, its members thus start with their previous TLS settings.
         let of_token = |claim: &&PersistentVolumeClaim| {
             let of = claim.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
             token.is_some() && of == token && children::belongs(&claim.metadata, &uid).is_some()
@@ -254,7 +254,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // This pod has no annotation with its TLS settings, so the settings of the spec count.
+            // The pod of this row has no annotation with its TLS settings, so the settings of the spec count.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);

@@ -353,8 +353,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Clients need time to load their new certificates, so former CAs stay in the trust bundle of the members for a
-        // while.
+        // If `in_use` is not empty, the CA was replaced. The valid former CAs in the certificate Secrets (`known`) then
+        // stay in the bundle, because clients need time to load their new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -395,7 +395,7 @@ impl Keeper<'_> {
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // The CA Secret of the other scope may be missing at the moment, so only the bundle of this scope is compared.
+        // Only the bundle of this scope is compared, because the CA Secret of the other scope may be missing.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
@@ -414,8 +414,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: a running member has its certificate files in its pod, and continues even if the Secret is
-        // lost. The operator issues a new certificate only when every member would accept it.
+        // Invariant 20: the operator issues a new certificate for a running member only when every member would accept
+        // it. Without its Secret, the member continues with the certificate files in its pod.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -441,7 +441,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // No member accepts an expired certificate, so the operator replaces the certificate at once.
+            // An expired certificate is replaced at once, because no member accepts it.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)

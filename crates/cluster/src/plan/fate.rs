@@ -19,19 +19,19 @@ type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 
 /// Rules in order of precedence: the first rule that applies decides. A member to which no rule applies stays.
 const RULES: [Rule; 8] = [
-    // Invariants 2 and 3: the replacement of an external member keeps a quorum.
+    // Invariants 2 and 3: an external member is replaced while it serves. The quorum guard decides when.
     of_joined_cluster,
-    // Invariant 5: a member without data is dead when it stops serving.
+    // Invariant 5: a member that still serves without its data is replaced, because it is dead when it stops serving.
     without_data_but_serving,
     // Invariant 5: a member that has lost its data is dead.
     without_data,
-    // Invariants 5 and 8: a member whose PVC is being deleted will lose its data.
+    // Invariants 5 and 8: a member whose volume is about to be lost is replaced.
     without_volume_soon,
-    // Invariant 5, exception: a member may be dead although its disk exists.
+    // Invariant 5, exception: a member whose volume exists counts as dead if the volume is unreachable or unreadable.
     out_of_service,
-    // Invariant 18: a rolling update may have to replace a member that has no volume.
+    // Invariant 18: if a rolling update must recreate the pod of a member without a volume, the member is replaced.
     outdated_in_its_pod,
-    // Invariants 2 and 3: the replacement of a member on an unsuitable volume keeps a quorum.
+    // Invariants 2 and 3: a member on an unsuitable volume is replaced while it serves. The quorum guard decides when.
     on_unfit_volume,
     // Invariant 19: a member with corrupt data is replaced.
     corrupt,
@@ -266,14 +266,14 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A failed learner is always replaced, because it had failed even before its image was changed. Its replacement
+    // A failed learner is always replaced, because it had already failed before its image was changed. Its replacement
     // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // If the pod was ready until its container ended, etcd had started successfully. The exit of this container then
-    // does not count as a failed start.
+    // If the pod was ready until its container ended, etcd had started successfully, so the end of this container does
+    // not count as a failed start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };

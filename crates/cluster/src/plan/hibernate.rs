@@ -16,8 +16,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // The status is lost, but objects of the cluster exist. The operator first identifies the cluster from these
-        // objects, which starts no member, and then hibernates the cluster.
+        // Objects without a recorded bootstrap show that the status is lost. The operator first identifies the cluster
+        // from these objects, which starts no member, and hibernates the cluster later.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
@@ -27,7 +27,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
-    // The operator completes a bootstrap or a recovery in progress before it stops the members.
+    // The operator stops no member before a bootstrap or a recovery in progress is complete.
     let recovers = observed.recovery.record.as_ref();
     if observed.cluster_id.is_none()
         || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
@@ -53,12 +53,12 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // A cluster without any volume could not resume from hibernation. The operator reports a lost quorum instead.
+    // A cluster without a usable volume is not hibernated, because it could not resume.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
-    // Invariant 35: the deletion policy may have changed during the hibernation.
+    // Invariant 35: `own` removes the owners of the PVCs, because the deletion policy may have changed.
     if let Some(cluster_id) = observed.cluster_id
         && desired.object.spec.retains_volumes()
     {
@@ -66,8 +66,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // The operator stops all members at once. One after another would be no safer, because the last members have no
-    // quorum in any order.
+    // The operator stops all members at once. To stop them one after another would be no safer, because the last
+    // members never have a quorum.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

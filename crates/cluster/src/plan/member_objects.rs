@@ -132,8 +132,8 @@ fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
         chain.push(actions::delete_pod(name, &pod.uid));
     }
     chain.extend(disk);
-    // The Service of a removed member stays as long as its pod exists. Through the Service, the removed member connects
-    // to the other members and learns that it was removed.
+    // The Service of a removed member stays as long as its pod exists, because the member needs its Service to connect
+    // to other members and to learn that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

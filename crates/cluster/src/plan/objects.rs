@@ -40,8 +40,8 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // While the operator adopts a cluster, the existing client Service stays unchanged, so that clients continue to use
-    // it.
+    // While the operator adopts a cluster, an existing client Service stays unchanged, so that clients can continue to
+    // use it.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
@@ -110,8 +110,8 @@ pub(super) fn labels<'a>(
     let retention = retained::notes(build.desired, view);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // A drained voter keeps its role here. The module `drain` decides whether the member becomes an endpoint
-            // again.
+            // A drained voter keeps its role here, because the module `drain` decides whether the voter becomes an
+            // endpoint again.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
             // Invariant 24: a member that does not serve clients yet stays out of the endpoints.
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
@@ -376,7 +376,7 @@ mod tests {
     use super::pull_problem;
 
     #[test]
-    fn pull_problem_names_cause_and_remedy() {
+    fn image_pull_problem_names_cause_and_remedy() {
         let image = "quay.io/coreos/etcd:v3.6.99";
         for (text, problem, remedy) in [
             (

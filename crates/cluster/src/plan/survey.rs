@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = members.iter().map(|member| member.name.clone()).collect();
         for member in &mut members {
-            // A member that can never join needs no data, so its data in an `emptyDir` counts as lost.
+            // A member that can never join needs no data, so data in its `emptyDir` counts as lost.
             if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
                 member.data = Data::Gone;
             }

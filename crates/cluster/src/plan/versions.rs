@@ -92,7 +92,7 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
 /// The versions of the members in etcd's list. If the list is unknown or names none of the pods, the versions of all
 /// pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // Pods of a cluster that a restore has replaced do not count.
+    // Pods of a replaced cluster do not count, because a restore has created another cluster under the same name.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -280,7 +280,7 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member checks an additional learner against the limit in its own flags (`ValidateConfigurationChange` in
+        // Each member compares the number of learners with the limit in its own flags (`ValidateConfigurationChange` in
         // etcd). A member that was started with an older release has no such flag, and accepts only one learner.
         Self {
             learners: lowest >= (3, 4),

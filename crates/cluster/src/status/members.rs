@@ -104,7 +104,7 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         ..old
     })
     .map(|old| match old.role {
-        // The current leader is unknown, so the status reports the last known leader as a voter.
+        // The last known leader is reported as a voter, because the current leader is unknown.
         Some(MemberRole::Leader) => MemberStatus {
             role: Some(MemberRole::Voter),
             ..old

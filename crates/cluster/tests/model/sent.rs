@@ -173,7 +173,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // The operator writes all fields of the record in each request, so the intent must be unchanged.
+                // Each request contains all fields of the record, so the request must contain the unchanged intent.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

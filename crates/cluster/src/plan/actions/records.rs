@@ -145,7 +145,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A record without TLS sends no Event, because the first record of a cluster without TLS changes nothing.
+        // A record without TLS settings causes no Event, because it changes nothing for the members.
         let event = record
             .policy
             .as_ref()

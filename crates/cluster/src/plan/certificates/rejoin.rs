@@ -178,7 +178,7 @@ impl Keeper<'_> {
 
     /// True if `member` accepts the peer certificate of `other`. Also true if the Secret of `other` is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: without the annotation, the CAs of the member are unknown. The member then counts as accepting.
+        // Invariant 1: if `started_with` is `None`, the CAs of `member` are unknown, and `member` counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }

@@ -27,7 +27,7 @@ pub(crate) fn leftover(
     view: &View,
     name: &str,
 ) -> Leftover {
-    // The seed of a recovery in progress stays until the recovery is complete or canceled.
+    // The seed of a recovery stays until the recovery is complete or canceled.
     if in_progress(observed).is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy, and for the time in the
-    // spec. Members that the operator is about to replace do not count for this size.
+    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the time in the spec has
+    // passed. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {

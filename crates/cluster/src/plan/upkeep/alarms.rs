@@ -52,7 +52,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
         let member = view.members.iter().find(|member| member.id() == id);
         match member {
             Some(member) => named.push(member),
-            // Invariant 19: the member with the corrupt data is no longer in the list, so its data was removed with it.
+            // Invariant 19: the alarm is disarmed, because the corrupt data was removed with its member.
             None if id != MemberId(0) => {
                 disarm(view, AlarmKind::Corrupt, id, draft);
                 disarms = true;
