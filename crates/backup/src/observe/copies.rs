@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_names_field_of_copy() {
+    fn message_about_copy_contains_field_of_copy() {
         let copy =
             json!({ "name": "second", "storageType": "S3", "s3": { "path": "bucket/etcd" } });
         let copy: BackupCopy = serde_json::from_value(copy).unwrap();

@@ -82,7 +82,7 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
         ended = Box::pin(agent.run(stop)) => ended.map_err(|error| {
             Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
         }),
-        // Never completes.
+        // The server of the reports never ends, so only the agent ends this `select!`.
         () = report::serve(monitor) => Ok(()),
     }
 }

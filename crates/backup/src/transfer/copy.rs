@@ -60,7 +60,8 @@ pub(crate) async fn copy_backup(
     if let Some(copy) = complete_copy(to, &manifest).await? {
         return Ok(Some(copy));
     }
-    // Invariant 9: an EtcdBackup with the same path may have written another backup, which is not replaced.
+    // Invariant 9: another EtcdBackup with the same path may have written a backup at this key. A copy with a number in
+    // its name does not replace that backup.
     if !replaces
         && let Some(other) = current_manifest(to.store.as_ref(), &to.key).await?
         && !is_same_backup(&other, &manifest)
@@ -83,7 +84,8 @@ async fn complete_copy(to: &Place, manifest: &BackupManifest) -> Result<Option<S
         is_same_backup(copy, manifest)
     });
     let found = match found.await {
-        // Without permission to list objects, S3 answers "access denied" for a missing object.
+        // If the operator may not list objects, S3 answers "access denied" for a missing object, so the copy counts as
+        // missing.
         Err(trouble) if trouble.reason == Reason::AccessDenied => None,
         found => found?,
     };
@@ -119,7 +121,8 @@ async fn copy_object(
         bytes: 0,
         total: Some(size),
     });
-    // If the operator may not list objects, unfinished uploads stay. The lifecycle rules of the bucket can delete them.
+    // The copy continues after a failure here, for example if the operator may not list objects. Unfinished uploads
+    // then stay until a lifecycle rule of the bucket deletes them.
     let discarded = store.discard_unfinished(&to.key, since.as_second());
     if let Err(trouble) = cancelable(cancelled, discarded).await {
         let key = &to.key;
@@ -148,7 +151,7 @@ async fn copy_object(
     }
     let previous = current_manifest(store, &to.key).await?;
     fail::fail_point!("backup-before-copy-commit");
-    // Invariant 12: the content has matched the manifest. Now the store must acknowledge the whole object.
+    // Invariant 12: the content has matched the manifest. At the commit, the store must acknowledge the whole object.
     let committed = cancelable(cancelled, upload.commit()).await?;
     if committed.size != size {
         return Err(Trouble::new(
