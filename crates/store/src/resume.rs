@@ -215,7 +215,7 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // The length of the block does not divide the part size, so all parts differ.
+            // The length of `block` does not divide the part size, so no two parts have the same content.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
@@ -277,7 +277,7 @@ mod tests {
     async fn parts_are_read_concurrently_and_in_order() {
         let size = 3 * CONCURRENT_PARTS as u64 * PART;
         let source = Arc::new(TestObject {
-            // Sequential requests would wait at this barrier forever.
+            // If the reader requested one part after the other, the first request would wait at this barrier forever.
             concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
             ..TestObject::of(size)
         });

@@ -312,7 +312,7 @@ fn new_backups_use_named_key_or_single_key() {
 fn missing_decryption_key_error_contains_id_and_name() {
     let keys = Keys::of(&secret(&[("2026", TEXT), ("notes", "text")]));
     assert_eq!(keys.require("a62e0f7753a4df18", "2026"), Ok(()));
-    // The name may differ, because the key is found by its ID.
+    // `require` accepts another name of the key, because it finds the key by its ID.
     assert_eq!(keys.require("a62e0f7753a4df18", "renamed"), Ok(()));
     let text = keys.require("ffff", "2025").unwrap_err().to_string();
     for part in [

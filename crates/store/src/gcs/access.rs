@@ -143,8 +143,8 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Credentials of the type "external_account" make the client read the files and URLs that they name. A
-                // user who may write a Secret could then read the operator's files.
+                // Other types are rejected. For example, the client would read the files and URLs that credentials of
+                // the type "external_account" name, so a user who may write a Secret could read the operator's files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
