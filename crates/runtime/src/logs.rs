@@ -38,7 +38,8 @@ pub(crate) fn start(json: bool, traces: Option<&Traces>) {
         output.with_filter(filter).boxed()
     };
     let subscriber = tracing_subscriber::registry().with(output);
-    // Tests call this function several times in one process. Only the first call has an effect.
+    // An error of `try_init` is ignored, because tests call this function several times in one process, and only the
+    // first call has an effect.
     let started = match traces {
         Some(traces) => subscriber.with(traces.layer()).try_init(),
         None => subscriber.try_init(),

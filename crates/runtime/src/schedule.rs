@@ -187,7 +187,7 @@ mod tests {
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
             ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
-            // Within 28 years, February 29 is a Monday only once.
+            // In the 28 years from 2026 on, February 29 is a Monday only once, in 2044.
             ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
             ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
             ("0 0 30 2 *", None),
@@ -196,7 +196,7 @@ mod tests {
             ("0 0 1-7 * +1#5", None),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // If the expression matches no day, the search must not start, because it would examine three thousand
+            // `has_day` is false for an expression that matches no day, because a search would examine three thousand
             // years.
             assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");

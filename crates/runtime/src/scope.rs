@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn scope_annotation_selects_managed_objects() {
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());
-        // Each row has a scope and three results: without the annotation, with `clusterwide`, and with an unknown
-        // value.
+        // Each row has a scope and three results: for an object without the annotation, with the value `clusterwide`,
+        // and with another value.
         for (scope, expected) in [
             (Scope::namespace("a"), [true, false, false]),
             (list, [true, false, false]),

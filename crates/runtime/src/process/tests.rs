@@ -23,7 +23,8 @@ fn names(word: &str) -> BTreeSet<String> {
     let options = crate::cli::tests::common(&[]);
     let clients = (client.clone(), client);
     let (operator, _) = assemble(&definition, &options, clients, &mut registry).unwrap();
-    // Each metric gets a series, because a metric without a series is not exported.
+    // `fill` and `fill_metrics` add a time series to each metric, because a metric without a time series is not
+    // exported.
     requests.fill();
     operator.report.fill_metrics();
     let mut page = String::new();

@@ -149,7 +149,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let controllers = Controllers::new(&operator);
     let run = drive(&operator, controllers, Arc::new(Panics(sender)));
 
-    // `bad` is retried after a back-off of one second. Meanwhile, `good` is reconciled several times.
+    // `bad` is retried after a back-off of one second. Meanwhile, `good` must be reconciled several times.
     let checks = async {
         let (mut good, mut bad) = (0, 0);
         while good < 3 || bad < 2 {
