@@ -186,7 +186,7 @@ impl<'a> Agent<'a> {
                 let ended = Box::pin(capture.run(&member, stop)).await;
                 match taken {
                     Some(Ok(base)) => {
-                        // This chain must end at the revision of the next base.
+                        // The current chain ends at the revision of `base`, where the next chain starts.
                         capture.end_at(base.base.revision);
                         let recorder = Recorder::new(&base, self.settings.limits);
                         next = Some((base, recorder));
@@ -234,7 +234,7 @@ impl<'a> Agent<'a> {
 }
 
 async fn until_stopped(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender was dropped, which also stops the agent.
+    // An error of `wait_for` means that the sender was dropped, which also stops the agent.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 

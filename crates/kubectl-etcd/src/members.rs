@@ -15,8 +15,8 @@ pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .into_iter()
         .flatten()
         .flatten()
-        // coreos/etcd-operator starts etcd with a shell script as one word of the command, so each word is split at
-        // white space.
+        // Each word of the command is split at white space, because coreos/etcd-operator starts etcd with a shell
+        // script in one word.
         .flat_map(|word| word.split_whitespace())
         .collect();
     let with_value = format!("--{name}=");

@@ -76,8 +76,8 @@ fn longest_branch_of_concurrent_recorders_is_used() {
         assert_eq!(branches, short);
         assert_eq!(chain.faults, []);
     }
-    // Of two branches with the same last revision and length, the branch whose last segment has the smaller name is
-    // used.
+    // If two branches have the same last revision and the same length, the branch whose last segment has the smaller
+    // name is used.
     let (one, other) = (names(2, 1), names(2, 2));
     let expected = if one[1] < other[1] { &one } else { &other };
     assert_eq!(
@@ -158,7 +158,7 @@ proptest! {
         }
         prop_assert_eq!(chain.last, last.1);
         let newest = listed.iter().map(|name| name.last).max().unwrap_or(BASE_REVISION);
-        // A chain that does not reach the newest segment must report a problem.
+        // A chain that does not reach the newest segment must report a fault.
         prop_assert!(chain.last == newest || !chain.faults.is_empty());
     }
 }

@@ -76,7 +76,7 @@ async fn compaction_before_recording_causes_gap() {
         panic!("{records:?}");
     };
     assert_eq!((*after, *reason), (start, GapReason::Compacted));
-    // A replay beyond the gap must fail.
+    // A replay to a revision or time after the gap must fail.
     let target = lab.restore(&base).await;
     let mut reader = Reader::open(&lab.store, PREFIX, base.name).await.unwrap();
     let connected = Target::connect(&target.client_url, None).await.unwrap();
@@ -153,7 +153,7 @@ async fn capture_continues_after_restart_of_etcd() {
             matches!(error, CaptureError::Watch(_) | CaptureError::Etcd(_)),
             "{error:?}"
         );
-        // While etcd does not run, another attempt fails.
+        // The next attempt fails, because etcd does not run.
         let again = capture.run(&member, never()).await;
         assert!(matches!(again, Err(CaptureError::Watch(_))), "{again:?}");
         lab.etcd.restart();

@@ -10,7 +10,8 @@ async fn status_command_without_member_answers_shows_reported_status() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
-    // No kubelet runs, so etcdctl cannot query the members. `status` shows the values in the status instead.
+    // No kubelet runs, so the members cannot be queried. The command shows the values in the status of the
+    // EtcdCluster instead.
     let text = fixture.run("status main").ok();
     for part in [
         "prod/main: Ready, available, 3 of 3 members healthy",
