@@ -100,7 +100,7 @@ fn clone(commit: &str) -> Result<PathBuf> {
     if source.is_dir() {
         return Ok(source);
     }
-    // Only the clone of the last run is kept.
+    // The clone of another commit is removed, because only one clone is kept.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }

@@ -190,7 +190,7 @@ fn vocabulary_report(passages: &[Found]) -> String {
 fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
     let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
-        // Test names have underscores instead of spaces.
+        // Underscores of a test name are replaced by spaces, because `vocabulary::uses` looks for words.
         let text = match passage.kind {
             Kind::TestName => &passage.text.replace('_', " "),
             _ => &passage.text,

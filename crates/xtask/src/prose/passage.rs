@@ -98,7 +98,8 @@ pub(crate) fn readable(text: &str) -> String {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // Replaces characters of inline code that would separate cells or end a sentence.
+            // These characters of inline code are replaced, because outside of code they separate table cells or end
+            // a sentence.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

@@ -179,7 +179,7 @@ impl<'a> Lexer<'a> {
             is_end
         });
         let length = end.map_or(self.rest.len(), |(index, _)| index);
-        // A backslash at the end of a line removes the line break from the literal.
+        // A backslash at the end of a line continues the literal on the next line without a line break.
         let text = self.take(length).replace("\\\n", " ").replace("\\n", " ");
         self.take(usize::from(!self.rest.is_empty()));
         Token::Literal {

@@ -132,7 +132,7 @@ fn mounts(run_folder: &Path) -> String {
 /// the removal of a folder removes its mounts in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // `remove_dir` removes only empty folders. A folder with files belongs to the host.
+        // `remove_dir` fails for a folder with files, which belongs to the host, and the error is ignored.
         let _ = fs::remove_dir(folder);
     }
 }
