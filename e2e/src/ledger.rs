@@ -247,7 +247,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // Key 0 has another value, key 2 has another revision, and key 3 is missing: three lost writes.
+        // Three writes are lost: key 0 has another value, key 2 has another revision, and key 3 is missing.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

@@ -162,7 +162,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // An interrupted demo may have left the namespace.
+        // The namespace exists if an earlier demo was interrupted.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,
