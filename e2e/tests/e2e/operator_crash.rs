@@ -109,7 +109,7 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may be older than the trigger, so each cluster must have been reconciled since.
+                // Each cluster must have been reconciled since `trigger_reconciles`, because the status may be older.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
