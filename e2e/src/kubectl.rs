@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_delete_accepts_not_found() {
+    fn not_found_counts_as_success_of_repeated_delete() {
         let not_found =
             "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
         assert!(succeeded_before(Some("delete"), not_found));

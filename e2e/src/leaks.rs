@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secret_values_are_split_into_lines() {
+    fn secret_parts_are_extracted_from_lists_pem_and_aws_files() {
         assert_eq!(parts("correct horse"), ["correct horse"]);
         assert_eq!(parts("[\"new one\",\"old one\"]"), ["new one", "old one"]);
         let pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqG\nabc\n-----END PRIVATE KEY-----\n";

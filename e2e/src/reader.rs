@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_rejects_response_of_replaced_cluster_after_new_cluster() {
+    fn reader_rejects_old_cluster_that_answers_after_new_cluster() {
         let zero = Instant::now();
         let answer = |cluster_id, begun, ended| Answer {
             begun: zero + Duration::from_millis(begun),

@@ -112,7 +112,7 @@ async fn health_listener_reports_same_data_as_status_call() {
 /// A learner reports a leader even without a connection to the leader, so the operators must not rely on a learner's
 /// `has_leader`.
 #[tokio::test]
-async fn learner_reports_leader_after_losing_connection() {
+async fn learner_reports_leader_without_connection_to_leader() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let mut first = EtcdProcess::start(&programs, &Start::default()).await;
@@ -150,7 +150,7 @@ async fn learner_reports_leader_after_losing_connection() {
 }
 
 #[tokio::test]
-async fn membership_changes_follow_etcd_rules() {
+async fn learner_becomes_voter_and_leader_and_invalid_changes_fail() {
     let programs = Programs::find("3.6");
     let first = EtcdProcess::start(&programs, &Start::default()).await;
     let via = [first.client_url.clone()];

@@ -85,7 +85,7 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 /// `append_entries` makes etcd 3.6 save a new snapshot. If a later etcd 3.7 starts without this snapshot, the test
 /// fails, and `append_entries` and the invariant are no longer needed.
 #[tokio::test]
-async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
+async fn invariant_29_etcd_3_7_starts_on_log_of_3_5_only_after_preparation() {
     const SNAPSHOT_COUNT: u64 = 500;
     let start = Start {
         flags: vec![format!("--snapshot-count={SNAPSHOT_COUNT}")],

@@ -104,7 +104,7 @@ async fn large_revision_is_delivered_in_fragments() {
 }
 
 #[tokio::test]
-async fn compacted_revision_ends_the_watch() {
+async fn watch_from_compacted_revision_fails_with_compaction_revision() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let mut writer = client(&etcd).await;

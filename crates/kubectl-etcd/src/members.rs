@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn error_without_running_pod_names_remedy() {
+    fn missing_running_pod_is_reported_with_remedy() {
         let pods = [pod("a", "voter", false, false)];
         let error = choose("main", &pods, None).unwrap_err();
         assert!(error.to_string().contains("cluster main"), "{error}");

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_is_closed_after_its_lifetime() {
+    async fn connection_is_closed_at_maximum_lifetime() {
         let address = limited(Limits {
             lifetime: Duration::from_millis(100),
             ..LIMITS

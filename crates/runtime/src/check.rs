@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_operators_pass_the_check() {
+    async fn check_succeeds_if_all_operators_are_ready() {
         let ((first, one), (second, two)) = (operator().await, operator().await);
         one.ready();
         two.ready();

@@ -426,7 +426,7 @@ mod tests {
 
     /// While the predicate runs, only the cache and this test refer to the objects.
     #[test]
-    fn tenant_objects_are_not_copied_before_selection() {
+    fn objects_are_copied_from_cache_only_after_selection() {
         let mut writer = Writer::<Guarded<ConfigMap>>::new(());
         let cache = Cache(vec![writer.as_reader()]);
         let namespaces = ["a", "b", "c"];

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn log_event_field_does_not_replace_object_field() {
+    async fn log_field_name_of_event_does_not_replace_name_of_object() {
         let lines = logged("info", async {
             in_reconcile(&object(), async { tracing::info!(name = "other", "x") }).await;
         })
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trace_only_spans_add_no_log_fields() {
+    async fn fields_of_trace_spans_do_not_appear_in_log() {
         let lines = logged(DEFAULT_FILTER, async {
             let span = tracing::debug_span!(target: TRACE_ONLY, "request", verb = "get");
             span.in_scope(|| tracing::info!("x"));

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_error_is_reported_once_until_it_expires() {
+    fn same_parse_error_is_reported_once_and_forgotten_after_expiry() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rate_limit_of_one_reason_does_not_delay_others() {
+    async fn rate_limit_applies_to_each_object_and_reason_separately() {
         let (report, now) = (report(), Instant::now());
         let is_published = |uid: &str, round: u32, at| {
             let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));

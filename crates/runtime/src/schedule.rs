@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_entries_of_cron_lists_are_found() {
+    fn empty_list_entries_in_cron_schedules_are_rejected() {
         for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
             assert!(has_empty_entry(schedule), "{schedule}");
             let problem = Schedule::parse(schedule, None).unwrap_err().to_string();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_finds_rare_days_and_searches_no_impossible_days() {
+    fn schedule_finds_rare_days_and_does_not_search_for_impossible_days() {
         for (expression, expected) in [
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn scope_of_several_namespaces_is_shared() {
+    fn scope_is_shared_if_it_covers_several_namespaces() {
         assert!(!Scope::namespace("a").is_shared());
         assert!(Scope::Namespaces(["a", "b"].map(str::to_owned).into()).is_shared());
         assert!(Scope::Annotated.is_shared() && Scope::All.is_shared());

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_gets_half_of_read_slots_of_shared_operator() {
+    fn namespace_gets_at_most_half_of_read_slots_of_shared_operator() {
         let own = SlotLimits::of_reads(&Scope::namespace("n"));
         assert_eq!((own.concurrent, own.per_namespace), (4, 4));
         for shared in [Scope::Annotated, Scope::All] {

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_allowed_snapshot_fits_in_maximum_parts() {
+    fn largest_snapshot_fits_into_maximum_number_of_parts() {
         let sizes = || (0..MAX_PARTS).map(|part| part_size(PART, part));
         // 110 GiB is the largest value of --max-snapshot.
         assert!(sizes().map(|size| size as u64).sum::<u64>() > 110 << 30);

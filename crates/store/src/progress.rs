@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_progress_is_ignored() {
+    fn progress_round_trips_and_malformed_progress_is_ignored() {
         for moved in [
             Moved::default(),
             Moved {

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_object_is_read_in_one_request() {
+    async fn object_of_up_to_one_part_is_read_with_at_most_one_request() {
         for size in [0, 1, PART - 1, PART] {
             let source = Arc::new(TestObject::of(size));
             let object = read(Arc::clone(&source), size, None);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn interrupted_part_is_read_from_last_offset() {
+    async fn read_of_interrupted_part_resumes_at_last_received_byte() {
         let size = 2 * PART + 5;
         let source = Arc::new(TestObject {
             breaks: (AtomicUsize::new(3), 100),

@@ -316,7 +316,7 @@ async fn objects_are_stored_with_object_lock() {
 }
 
 #[tokio::test]
-async fn upload_to_store_ignoring_encryption_leaves_no_data() {
+async fn upload_leaves_no_data_if_store_ignores_encryption() {
     let server = S3Server::start(&["bucket"]);
     let mut config = server.config("bucket");
     config.protection.encryption = Some(ServerSideEncryption::Aes256);

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn process_left_by_test_program_does_not_block_run() {
+    fn background_process_of_ended_test_program_does_not_block_run() {
         let begun = Instant::now();
         let done = run_scripts(&[("a", &format!("{OK}; sleep 20 &"))]);
         assert_eq!(done.tests.len(), 1);

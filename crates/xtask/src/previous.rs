@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_packages_of_commit_are_selected() {
+    fn packages_that_do_not_exist_in_commit_are_not_selected() {
         let dir = tempfile::tempdir().unwrap();
         for folder in ["crates/cluster", "e2e"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();

@@ -156,7 +156,7 @@ fn recorder_resumes_after_last_stored_segment() {
 }
 
 #[test]
-fn segment_is_due_after_interval() {
+fn segment_is_due_one_interval_after_its_first_record() {
     let mut recorder = recorder();
     assert_eq!(recorder.deadline(), None);
     assert_eq!(recorder.seal().unwrap(), None);

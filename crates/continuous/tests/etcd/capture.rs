@@ -178,7 +178,7 @@ async fn resumed(lab: &Lab, base: &StoredBase) -> Recorder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unavailable_store_loses_no_change() {
+async fn no_change_is_lost_while_store_is_unavailable() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let store = FaultyStore::new(lab.store.clone());
@@ -204,7 +204,7 @@ async fn unavailable_store_loses_no_change() {
 
 /// If the future is dropped at any time, the next call continues without losing a change.
 #[tokio::test(flavor = "multi_thread")]
-async fn dropped_capture_loses_no_change() {
+async fn no_change_is_lost_if_capture_is_dropped() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let etcd = EtcdClient::new(Access::default());
@@ -229,7 +229,7 @@ async fn dropped_capture_loses_no_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_recorders_write_one_usable_chain() {
+async fn chain_with_branches_of_concurrent_recorders_is_complete() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let etcd = EtcdClient::new(Access::default());

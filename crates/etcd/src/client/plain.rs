@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_headers_and_wanted_lines_are_kept() {
+    async fn only_headers_and_requested_metrics_are_kept() {
         for (body, expected) in [
             ("", ""),
             ("a 1\nc 2\nb{x} 3\n", "a 1\nb{x} 3\n"),

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_of_existing_cluster_needs_overwrite_and_no_pause() {
+    fn restore_of_existing_cluster_requires_overwrite_option_and_no_pause() {
         let view = running(300, "Ready");
         assert!(check(&args(""), None).is_ok());
         assert!(

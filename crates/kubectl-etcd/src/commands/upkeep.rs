@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_newest_revisions() {
+    fn compaction_keeps_requested_number_of_newest_revisions() {
         let view = view(vec![member("a", "Leader", 9)]);
         assert_eq!(compaction(&view, 100).unwrap(), (500, 400));
         assert_eq!(compaction(&view, 0).unwrap(), (500, 500));

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn verify_shows_proof_of_newest_backup() {
+    fn verify_advises_rehearsal_unless_newest_backup_is_verified() {
         let of = |location: &str| {
             let backup = json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },

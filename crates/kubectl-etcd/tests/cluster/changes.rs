@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::fixture::{CLUSTER_ID, Ended, Fixture, MEMBERS, condition, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pause_needs_confirmation_and_is_repeatable() {
+async fn pause_command_requires_confirmation_and_may_be_repeated() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture
@@ -111,7 +111,7 @@ async fn hibernate_and_wake_commands_change_spec() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replace_deletes_volume_of_member_only_if_others_serve() {
+async fn replace_command_deletes_volume_only_if_other_members_serve() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     let claims: Api<PersistentVolumeClaim> = fixture.api();

@@ -38,7 +38,7 @@ fn names(word: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn documented_metrics_of_every_operator_exist() {
+async fn metrics_of_every_operator_match_documentation() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
     let document = std::fs::read_to_string(path).unwrap();
     let (_, section) = document

@@ -88,7 +88,7 @@ fn cache_returns_objects_after_first_complete_list() {
 }
 
 #[test]
-fn events_change_cached_objects() {
+fn watch_events_change_cached_objects() {
     let (cache, feed) = filled(vec![raw("db-a", 1)]);
     assert_eq!(apply(&feed, Event::Apply(raw("db-b", 2))), ["db-b"]);
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-b"]);

@@ -24,7 +24,7 @@ fn later_part(request: &Request) -> bool {
 /// The client can read from a store that ignores conditions or ranges if the headers identify the received bytes. It
 /// never uses bytes outside of the requested range or of another version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn range_responses_with_wrong_bytes_are_rejected() {
+async fn range_response_may_lack_headers_but_not_contradict_request() {
     let rig = Rig::s3().await;
     let whole = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &whole, MIB).await.unwrap();

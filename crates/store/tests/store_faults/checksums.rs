@@ -65,7 +65,7 @@ async fn invariant_12_parts_are_verified_by_reported_checksum() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parts_are_verified_by_md5_without_checksum_support() {
+async fn parts_are_verified_by_md5_if_store_does_not_support_checksums() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),

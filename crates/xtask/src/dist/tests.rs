@@ -97,7 +97,7 @@ fn release_without_registry() -> Release {
 
 /// `kubectl delete -f` with the manifest must delete only the operators.
 #[test]
-fn deleting_manifest_keeps_every_cluster() {
+fn deleting_objects_of_manifest_deletes_no_cluster() {
     for manifest in [&chart::NAMESPACED, &chart::CLUSTER_WIDE] {
         let objects = rendered(&published(), manifest);
         let kinds = kinds(&objects);
@@ -160,7 +160,7 @@ fn packaged_chart_passes_lint_and_is_reproducible() {
 }
 
 #[test]
-fn released_chart_does_not_mention_missing_image() {
+fn released_chart_does_not_say_that_image_is_unpublished() {
     for (name, text) in chart::released(chart::files().unwrap(), &published()).unwrap() {
         for old in [
             "is in no registry",
@@ -180,7 +180,7 @@ fn released_chart_does_not_mention_missing_image() {
 }
 
 #[test]
-fn release_fails_if_chart_text_to_replace_has_changed() {
+fn release_fails_if_text_to_replace_is_missing_in_chart() {
     let mut files = chart::files().unwrap();
     for (_, text) in files.iter_mut().filter(|(name, _)| name == "values.yaml") {
         *text = text.replace("localhost/etcd-operator", "elsewhere/etcd-operator");

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_end_before_capital_letters_or_digits() {
+    fn sentence_ends_only_before_capital_letter_or_digit() {
         let text = "Use etcd 3.5, e.g. in tests. It (v3.5.1) works! 2 of 3 voters answer.";
         let expected = [
             "Use etcd 3.5, e.g. in tests.",

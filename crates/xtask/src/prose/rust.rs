@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_with_data_are_no_messages() {
+    fn urls_json_and_short_literals_are_no_messages() {
         let source = "let a = \"https://a.example.com/a-long-path/of-a-url/without-words\";\n\
                       let b = \"short message\";\n\
                       let c = r#\"{\"kind\": \"EtcdCluster\", \"and so on for a long time\": 1}\"#;\n";

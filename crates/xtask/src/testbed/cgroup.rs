@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_cgroups_is_an_error() {
+    fn detection_fails_on_machine_without_cgroups() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Cgroups::detect_at(dir.path()).is_err());
     }

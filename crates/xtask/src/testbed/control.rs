@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn only_corefile_nocache_disables_dns_cache() {
+    fn corefile_nocache_disables_dns_cache_and_cache30_does_not() {
         let nocache = template("Corefile.nocache").unwrap();
         assert!(
             nocache.contains("disable success cluster.local")

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_below_folder_are_found() {
+    fn only_mounts_at_and_below_folder_are_found() {
         let mounts = "a /var/tmp/x/1/y ext4 rw 0 0\nb /var/tmp/x/12 ext4 rw 0 0\nc /var/tmp/x/1 ext4 rw 0 0\n";
         assert_eq!(
             mounts_below(mounts, "/var/tmp/x/1"),

@@ -163,7 +163,7 @@ fn plugin_archive_is_reproducible_and_has_license() {
 }
 
 #[test]
-fn only_archives_of_same_release_and_other_architecture_are_added() {
+fn plugin_archive_is_added_only_for_same_release_and_other_architecture() {
     let release = published();
     let files = Files::new();
     for name in [

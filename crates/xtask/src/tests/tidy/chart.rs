@@ -266,7 +266,7 @@ fn deprecated_chart_values_are_mapped_and_documented() {
 }
 
 #[test]
-fn alerts_have_switches_runbooks_and_documentation() {
+fn each_alert_has_switch_runbook_and_documentation() {
     let alerts = yaml(chart("alerts.yaml"));
     let groups = alerts.as_mapping().unwrap().values();
     let rules: Vec<&Value> = groups.flat_map(|it| it.as_sequence().unwrap()).collect();

@@ -298,7 +298,7 @@ fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn invariants_anchors_and_links_are_parsed() {
+fn document_parsers_find_invariants_anchors_links_and_sources() {
     assert!(invariants() >= 21, "{}", invariants());
     let found = anchors("# A `word`, and another\n## The restore operator\n");
     let expected = ["a-word-and-another", "the-restore-operator"];

@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_of_etcd_is_read_from_arguments_of_pod() {
+    fn start_parameters_of_etcd_are_read_from_pod_arguments() {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "db-a", "uid": "uid"},
             "spec": {"containers": [{"name": "etcd", "image": "quay.io/coreos/etcd:v3.6.15", "args": [

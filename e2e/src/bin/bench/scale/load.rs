@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn template_has_no_values_of_control_plane() {
+    fn object_template_has_no_fields_that_control_plane_sets() {
         let object = json!({
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {"x": "y"},
                          "ownerReferences": []},

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantile_is_nearest_rank() {
+    fn quantile_is_value_at_nearest_rank() {
         let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         for (share, expected) in [(0.5, 100.0), (0.99, 198.0), (1.0, 200.0), (0.0, 1.0)] {
             assert_eq!(quantile(&values, share), Some(expected), "{share}");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_exponent_of_number_of_clusters() {
+    fn growth_exponent_is_zero_if_constant_and_one_if_proportional() {
         for (values, expected) in [((2.0, 2.0), 0.0), ((2.0, 20.0), 1.0), ((2.0, 200.0), 2.0)] {
             let found = growth((10, values.0), (100, values.1)).unwrap();
             assert!((found - expected).abs() < 1e-9, "{found}");
