@@ -210,7 +210,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write does not count as a gap, because the cluster may not exist yet.
+        // The time before the first write does not count as a gap, because the cluster may still be starting.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()

@@ -85,8 +85,8 @@ impl RollingCheck {
     /// # Errors
     /// Fails if a member was terminated before all members were ready, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The watch may not have delivered the latest changes yet. The loop waits until the watch has reported the
-        // same pods that a list returns.
+        // The watch may lag behind the API server. The loop waits until the watch has reported the same pods that a
+        // list returns.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",

@@ -192,8 +192,8 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // The other members may not know the token of `members[0]`, so the client must log in again for calls and for
-    // snapshots.
+    // The token of `members[0]` may be unknown to the other members, so the client must log in again for calls and
+    // for snapshots.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }

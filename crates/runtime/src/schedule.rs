@@ -196,8 +196,8 @@ mod tests {
             ("0 0 1-7 * +1#5", None),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // `has_day` is false for an expression that matches no day, because a search would examine three thousand
-            // years.
+            // `has_day` must be false if the expression matches no day. The schedule then starts no search, because
+            // the search would examine three thousand years.
             assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");
             assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");

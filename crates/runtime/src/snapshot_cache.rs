@@ -121,7 +121,7 @@ impl<S: Clone> SnapshotCache<S> {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
-        // An existing object is read at least once in this time, so an older read belongs to a deleted object.
+        // An existing object is read again within `2 * READ_INTERVAL`, so an older read belongs to a deleted object.
         let reads = &mut memory.reads;
         reads.retain(|_, read| now.duration_since(read.at) < 2 * READ_INTERVAL);
     }

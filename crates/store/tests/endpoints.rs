@@ -80,7 +80,7 @@ async fn request_to_wrong_store_endpoint_fails_with_remedy() {
         }
     }
 
-    // The server responds with a web page, as a proxy does that blocks the request.
+    // The server responds with a web page, like a proxy that blocks requests.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

@@ -133,7 +133,7 @@ const MODULES: &[Module] = &[
         builds: ETCD,
     },
     // Tests of the migration use this etcd version of coreos/etcd-operator. The name has another prefix than
-    // `etcd-3`, because this project does not support the version.
+    // `etcd-3`, so that other tests do not use this version, which the project does not support.
     Module {
         name: COREOS_ETCD,
         builds: &[

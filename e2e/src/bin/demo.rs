@@ -162,7 +162,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // The namespace exists if an earlier demo was interrupted.
+        // The namespace is deleted first, because an interrupted demo may have left it.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,

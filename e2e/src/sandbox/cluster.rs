@@ -119,7 +119,7 @@ impl Sandbox {
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // The pod may not exist, because the operator deletes the pod of a member that it considers lost.
+        // The pod may already be deleted, because the operator deletes the pod of a member that it considers lost.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;

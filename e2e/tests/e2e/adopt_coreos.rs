@@ -199,9 +199,9 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the other members accept a new member only when DNS has its name. The init container of the
-            // old operator waited for this. In this test, the etcd container instead fails and restarts until DNS has
-            // the name.
+            // With TLS, the etcd container must be restarted until DNS has the name of the new member, because until
+            // then the other members reject it. The init container of the old operator waited for DNS, but the init
+            // container of this test does not.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },

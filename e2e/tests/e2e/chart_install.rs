@@ -222,7 +222,7 @@ async fn invalid_chart_values_are_rejected_by_schema() {
         ensure!(rules == 1, "{rules} PrometheusRules");
         let absent = rendered.matches("alert: EtcdOperatorAbsent").count();
         ensure!(absent == 3, "{absent} alerts on three operators");
-        // Namespaced operators have no cluster-wide permissions.
+        // The chart must render no ClusterRole, because namespaced operators have no cluster-wide permissions.
         ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
     }

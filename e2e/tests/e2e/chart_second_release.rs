@@ -64,7 +64,7 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Both releases can be upgraded.
+    // Each release can still be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
@@ -125,7 +125,8 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
-            // The second release is also uninstalled, because its ClusterRoles do not belong to the namespace.
+            // The second release is uninstalled too, because its ClusterRoles are cluster-scoped and would outlive
+            // the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
             let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;

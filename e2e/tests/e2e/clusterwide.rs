@@ -218,7 +218,8 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The release is also uninstalled, because its ClusterRoles and admission policies are cluster-scoped.
+            // The release is uninstalled too, because its ClusterRoles and admission policies are cluster-scoped and
+            // would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

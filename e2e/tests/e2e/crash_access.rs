@@ -296,8 +296,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // Only the first call waits until etcd accepts the current password. Passwords of later calls do
-                    // not reach etcd, because the operator crashes earlier.
+                    // Only the first call waits until etcd accepts the current password. In later calls, the current
+                    // password has not reached etcd, because the operator crashed before it sent the password.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }

@@ -165,8 +165,7 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
 /// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of
 /// a namespace with such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
-    // The clusters may not exist, because the earlier request for the deletion of all EtcdClusters may have deleted
-    // them.
+    // The clusters may already be deleted, because an earlier request of this test deletes all EtcdClusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())
@@ -174,7 +173,7 @@ async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     create_unfinished(sandbox).await?;
     protect(sandbox, "b-protected", false).await?;
     // The deletion is retried, because the API server checks the namespace with its own watch of EtcdClusters, which
-    // may not have reported all changes yet.
+    // may lag behind.
     let words = ["namespace", &sandbox.namespace, "--dry-run=server"];
     until(
         "the deletion of the namespace is accepted",

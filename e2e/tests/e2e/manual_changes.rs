@@ -234,8 +234,8 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // No case deletes a PVC, because the operator then replaces the member. The tests in `member_loss.rs` delete
-    // PVCs.
+    // No case deletes a PVC, because the operator would then replace the member instead of repairing the PVC. The
+    // tests in `member_loss.rs` delete PVCs.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }

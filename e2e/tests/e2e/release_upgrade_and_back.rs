@@ -451,7 +451,7 @@ mod previous {
             }
             let repaired = step("restore the CRDs", async {
                 // The CRDs are restored even if this test has failed, because other tests need them. After a failure,
-                // the release may not exist.
+                // the release may be missing.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

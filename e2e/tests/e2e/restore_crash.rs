@@ -201,7 +201,7 @@ async fn crash_at_each(
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
             // The operator is stopped before the pod fails, because a process with the previous failpoint could make
-            // the next write.
+            // the next write without a crash.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

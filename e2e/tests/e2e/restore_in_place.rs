@@ -264,8 +264,8 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // Volumes whose time has already ended are not checked, because the operator may have deleted them, as on a slow
-    // machine.
+    // On a slow machine, the time for some volumes may have ended already. The operator may have deleted these
+    // volumes, so the test does not check them.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());

@@ -245,7 +245,7 @@ async fn leases_with_short_ttl_survive_long_replay() {
     let renewing = Target::connect(&target.client_url, None).await.unwrap();
     let report = replay(&mut reader, &renewing, until(Until::Latest)).await;
     assert_eq!(report.unwrap().revision, last);
-    // The lease outlives its TTL, because `renewing` renews it until it is dropped.
+    // The lease outlives its TTL, because `renewing` renews the lease until `renewing` is dropped.
     let mut restored = client(&target).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(12) {

@@ -314,7 +314,7 @@ impl EtcdClient {
             let options = LeaseTimeToLiveOptions::new();
             let answer = client.lease_time_to_live(id, Some(options)).await?;
             // The revision in the header of `answer` may be lower than the revision at which the lease ended. The
-            // revision of a linearizable read after `answer` is not.
+            // revision of a linearizable read after `answer` is at least as high as the revision of the end.
             let barrier = GetOptions::new().with_count_only();
             let barrier = client.get([0_u8], Some(barrier)).await?;
             Ok(LeaseTtl {

@@ -241,7 +241,8 @@ async fn standby_takes_over_released_lease_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby must not wait until the lease expires, so the Lease has no holder, or the standby already holds it.
+    // The Lease must have no holder, or the standby as holder, because the standby must not wait until the lease
+    // expires.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");

@@ -141,8 +141,8 @@ impl Identity {
             Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
-            // The message contains the start of the response, because an error response names the tenant and the
-            // client but contains no token.
+            // The error message may contain the start of the response, because an error response contains no token.
+            // It names the tenant and the client.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }

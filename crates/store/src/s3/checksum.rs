@@ -197,14 +197,15 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // With KMS keys, the entity tag of a part is not its MD5, so no entity tag of the object can be expected.
-        // `verify` then accepts any entity tag, because the store has checked each part against its `Content-MD5`.
+        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be
+        // predicted. `verify` then accepts every entity tag, because the store has checked each part against its
+        // `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // If `whole` has a checksum and an entity tag, the store may report only the entity tag. A wrong checksum
-        // fails, and so does a response without both.
+        // `both` expects a checksum and an entity tag. The store may report only the entity tag. A wrong checksum
+        // fails, and so does a response with neither of them.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

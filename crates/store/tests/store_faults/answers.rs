@@ -47,7 +47,8 @@ async fn range_response_may_lack_headers_but_not_contradict_request() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // Only the length of the response shows that it is the requested range, so the client reads on.
+        // The response has no content range, but its length equals the length of the requested range, so the client
+        // accepts it.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));

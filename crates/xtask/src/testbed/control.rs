@@ -289,8 +289,8 @@ pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // The request is repeated, because shortly after its start the API server may not have created its IP address
-    // ranges and roles yet, and then rejects the objects.
+    // The request is repeated, because shortly after its start the API server may still lack its IP address ranges
+    // and roles, and then rejects the objects.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {

@@ -136,7 +136,7 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
     }
     let revision = keys.delete("freed/").await?;
     // The request is repeated until etcd has compacted, because the compaction can exceed the timeout of the client.
-    // Before it, too little space is free, and the operator would not defragment.
+    // Before the compaction, too little space is free, and the operator would not defragment.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");

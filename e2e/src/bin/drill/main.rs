@@ -84,7 +84,7 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = seed.unwrap_or(clock.as_secs() % 1_000_000);
     Record::new(seed, speedup).write(&fleet.record())?;
-    // An earlier drill may have left a node stopped or cordoned.
+    // All nodes are repaired first, because an earlier drill may have left a node stopped or cordoned.
     Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.create().await?;
     step("start Prometheus", serve::spawn(fleet)).await?;

@@ -209,7 +209,8 @@ impl Run<'_> {
         testbed(&self.subject.xtask, &["daemon", "stop", "kube-apiserver"]).await?;
         testbed(&self.subject.xtask, &["daemon", "start", "kube-apiserver"]).await?;
         let (outage, serves) = (seconds("seconds of the outage", begun), Instant::now());
-        // The operator exits if it cannot renew its Lease in time. The test then starts it again, as a kubelet would.
+        // The operator exits if it cannot renew its Lease in time. The benchmark then starts it again, as a kubelet
+        // would.
         let ended = operator.has_ended()?;
         if ended {
             usage = Usage::default();
