@@ -345,7 +345,8 @@ impl Session {
             });
             return into_result(self.record(login, header));
         }
-        // No member has issued a token, so the caller sends its call with the current token or without a token.
+        // No member has issued a token. The caller sends its call with the current token, or without a token if the
+        // client has a certificate and the current token is stale.
         self.found().no_answer_since = Some(Instant::now());
         if self.with_certificate && stale.is_some() {
             self.drop_token();

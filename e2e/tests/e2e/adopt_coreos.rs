@@ -378,8 +378,8 @@ pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) 
     .await?;
     let writer = if matches!(form, Form::Tls) {
         // The certificate contains each DNS name with and without the cluster domain, as the old operator required. A
-        // member with TLS looks up the names in the certificate of a peer with the cluster domain (`isHostInDNS` in
-        // etcd's `client/pkg/transport`).
+        // member with TLS appends the cluster domain to the names in the certificate of a peer, and looks them up in
+        // DNS (`isHostInDNS` in etcd's `client/pkg/transport`).
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;
