@@ -42,6 +42,8 @@ pub(crate) struct Ledger {
     begun: Instant,
     /// The acknowledged writes, by the number of the key.
     acknowledged: BTreeMap<u64, AcknowledgedWrite>,
+    /// The revision and the time of each acknowledgment, in their order.
+    times: Vec<(i64, Instant)>,
     /// The numbers of the keys whose write was rejected or not answered.
     unknown: Vec<u64>,
     last: Instant,
@@ -100,6 +102,7 @@ impl Ledger {
             prefix,
             begun,
             acknowledged: BTreeMap::new(),
+            times: Vec::new(),
             unknown: Vec::new(),
             last: begun,
             gap: Duration::ZERO,
@@ -117,6 +120,7 @@ impl Ledger {
                     (self.gap, self.gap_begun) = (silence, self.last);
                 }
                 self.last = now;
+                self.times.push((written.revision, now));
                 self.acknowledged.insert(number, written);
             }
             Err(error) => {
@@ -128,6 +132,19 @@ impl Ledger {
 
     pub(crate) fn acknowledged(&self) -> usize {
         self.acknowledged.len()
+    }
+
+    /// The writes with a later revision that were acknowledged before `at`: their number, and the time from the first
+    /// to the last acknowledgment before `at`.
+    pub(crate) fn newer_than(&self, revision: i64, at: Instant) -> (usize, Duration) {
+        let before = self.times.iter().filter(|(_, time)| *time <= at);
+        let last = before.clone().map(|(_, time)| *time).max().unwrap_or(at);
+        let newer: Vec<Instant> = before
+            .filter(|(found, _)| *found > revision)
+            .map(|(_, time)| *time)
+            .collect();
+        let first = newer.iter().min().copied().unwrap_or(last);
+        (newer.len(), last.duration_since(first))
     }
 
     pub(crate) fn silence(&self) -> Duration {
@@ -180,6 +197,19 @@ mod tests {
             revision,
             retried: false,
         }
+    }
+
+    #[test]
+    fn newer_writes_are_counted_up_to_a_time() {
+        let begun = Instant::now();
+        let mut ledger = Ledger::new("a/", begun);
+        for (number, revision) in [(0, 5), (1, 6), (2, 8)] {
+            ledger.record(number, Ok(once(revision)));
+        }
+        let now = Instant::now();
+        assert_eq!(ledger.newer_than(8, now), (0, Duration::ZERO));
+        assert_eq!(ledger.newer_than(5, now).0, 2);
+        assert_eq!(ledger.newer_than(5, begun).0, 0);
     }
 
     #[test]

@@ -203,6 +203,13 @@ impl Writer {
         self.with_ledger(Ledger::acknowledged)
     }
 
+    /// The writes with a later revision that were acknowledged before `at`: their number, and the time from the first
+    /// to the last acknowledgment before `at`.
+    #[must_use]
+    pub fn newer_than(&self, revision: i64, at: Instant) -> (usize, Duration) {
+        self.with_ledger(|ledger| ledger.newer_than(revision, at))
+    }
+
     /// The time since the last acknowledged write.
     #[must_use]
     pub fn silence(&self) -> Duration {

@@ -39,9 +39,13 @@
   resources: [etcdclusters]
   verbs: [get, list, watch]
 - apiGroups: [""]
-  # Pods that mount a PVC to write a backup or to remove one.
+  # Pods that mount a PVC to write a backup or to remove one. list: the pod of the agent of spec.continuous.
   resources: [pods]
-  verbs: [get, create, delete]
+  verbs: [get, list, create, delete]
+- apiGroups: [apps]
+  # The agent of spec.continuous.
+  resources: [deployments]
+  verbs: [get, create, patch, delete]
 - apiGroups: [""]
   # To report why the pod of a backup does not start.
   resources: [events]

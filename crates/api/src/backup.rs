@@ -2,6 +2,8 @@
 
 mod check;
 mod columns;
+mod continuous;
+mod copy;
 mod encryption;
 pub mod name;
 mod stored;
@@ -14,6 +16,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub use continuous::{Continuous, ContinuousBase, ContinuousGap, ContinuousStatus};
+pub(crate) use copy::copy_problems;
+pub use copy::{BackupCopy, CopyStatus, copied_block, name_suffix};
 pub use encryption::{Encryption, EncryptionKey};
 pub use stored::{Progress, StoredBackup};
 pub use verification::{
@@ -171,6 +176,22 @@ text_enum! {
     "!has(self.verification) || self.storageType != 'Local'",
     "spec.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.verification, or use a bucket or a PVC"
 ))]
+#[x_kube(validation = (
+    "!has(self.copyTo) || self.copyTo.size() == 0 || self.storageType != 'PVC'",
+    "spec.copyTo is not possible for storageType PVC, because the operator cannot read the volume: remove spec.copyTo, or use a bucket"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || self.storageType != 'Local'",
+    "spec.continuous is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.continuous, or use a bucket or a PVC"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.encryption)",
+    "spec.continuous is not possible with spec.encryption, because the agent cannot encrypt yet: remove one of them, or use two EtcdBackups"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.ttlSecondsAfterFinished)",
+    "spec.ttlSecondsAfterFinished would end the recording of spec.continuous: remove one of them"
+))]
 pub struct EtcdBackupSpec {
     /// Client URLs of the cluster to back up. One endpoint that responds is enough. If this namespace is not the
     /// operator's namespace, an administrator must grant endpoints that do not belong to an EtcdCluster of this
@@ -236,6 +257,14 @@ pub struct EtcdBackupSpec {
     /// restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
+    /// Record all changes of the cluster with an agent in a pod. An EtcdRestore cannot use the records yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuous: Option<Box<Continuous>>,
+    /// Further stores to which each complete backup is copied, at most three.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub copy_to: Vec<BackupCopy>,
     /// Seconds after which a completed or failed EtcdBackup is deleted. If not set, the EtcdBackup is kept. An
     /// EtcdBackup with a schedule or an interval never completes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -408,6 +437,17 @@ pub struct EtcdBackupStatus {
     /// verifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationStatus>,
+    /// The state of the continuous backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuous: Option<Box<ContinuousStatus>>,
+    /// The copies, one for each entry of `spec.copyTo`.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub copies: Vec<CopyStatus>,
     /// The newest stored backups, at most ten, the newest first.
     #[serde(
         default,
@@ -441,35 +481,6 @@ impl EtcdBackupSpec {
     /// The name of the Secret with the client certificate. `None` if the field is missing or empty.
     pub fn client_tls_secret(&self) -> Option<&str> {
         given(self.client_tls_secret.as_ref())
-    }
-
-    /// True if the EtcdBackup has a schedule or an interval.
-    pub fn is_periodic(&self) -> bool {
-        self.backup_policy
-            .as_ref()
-            .is_some_and(BackupPolicy::is_periodic)
-    }
-}
-
-impl BackupPolicy {
-    /// True if the policy has a schedule or an interval.
-    pub fn is_periodic(&self) -> bool {
-        self.schedule.is_some()
-            || self
-                .backup_interval_in_second
-                .is_some_and(|seconds| seconds > 0)
-    }
-}
-
-impl S3Source {
-    /// The name of the Secret with the credentials. `None` if the field is missing or empty.
-    pub fn aws_secret(&self) -> Option<&str> {
-        given(self.aws_secret.as_ref())
-    }
-
-    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
-    pub fn endpoint(&self) -> Option<&str> {
-        given(self.endpoint.as_ref())
     }
 }
 

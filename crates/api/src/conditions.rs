@@ -84,6 +84,10 @@ text_enum! {
         RetentionApplied = "RetentionApplied",
         /// The last verification of the EtcdBackup restored its backup.
         Verified = "Verified",
+        /// The newest backup of an EtcdBackup is copied to each store of `spec.copyTo`.
+        Copied = "Copied",
+        /// The agent of `spec.continuous` records all changes of the cluster without a long delay.
+        Recording = "Recording",
     }
 }
 

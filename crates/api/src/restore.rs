@@ -352,9 +352,23 @@ pub struct ChosenBackup {
     /// operator selects the backup again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
+    /// The copy that is restored, because the backup cannot be read in the first store of the EtcdBackup. Not set if
+    /// the backup in the first store is restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<ChosenCopy>,
     /// The location of the backup, such as `s3` with its path. It names Secrets, but contains no credentials.
     #[schemars(schema_with = "open_object")]
     pub source: StorageBlock,
+}
+
+/// The copy of a backup that is restored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChosenCopy {
+    /// Name of the copy in `spec.copyTo` of the EtcdBackup.
+    pub name: String,
+    /// Why the backup in the first store is not restored.
+    pub reason: String,
 }
 
 /// The cluster that a restore replaces.

@@ -49,6 +49,18 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
+/// Limits of copies. Copies have slots of their own, so that a slow second store does not delay backups. A copy needs
+/// memory for its download and for its upload, twice as much as a transfer.
+const COPIES: Limits = Limits {
+    concurrent: 2,
+    per_store: 2,
+    per_namespace: 2,
+    // The plan computes the pause between two attempts, because it also applies to the next process.
+    max_backoff_seconds: 0,
+    record_timeout: RECORD_TIMEOUT,
+    timeout: Duration::from_hours(48),
+};
+
 /// The operator, flag and chart value that a message names if an endpoint has no grant.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
@@ -117,15 +129,16 @@ impl Settings {
     }
 }
 
-fn removals(scope: &Scope) -> Limits {
+/// The limits for an operator that manages several namespaces: one namespace uses at most half of the slots.
+fn in_scope(limits: Limits, scope: &Scope) -> Limits {
     let per_namespace = if scope.is_shared() {
-        REMOVALS.concurrent / 2
+        limits.concurrent / 2
     } else {
-        REMOVALS.concurrent
+        limits.concurrent
     };
     Limits {
         per_namespace,
-        ..REMOVALS
+        ..limits
     }
 }
 
@@ -147,7 +160,12 @@ pub async fn work(operator: Operator, settings: Settings) {
             changes.clone(),
         ),
         removals: Workers::new(
-            removals(&operator.scope),
+            in_scope(REMOVALS, &operator.scope),
+            operator.shutdown.clone(),
+            changes.clone(),
+        ),
+        copies: Workers::new(
+            in_scope(COPIES, &operator.scope),
             operator.shutdown.clone(),
             changes,
         ),

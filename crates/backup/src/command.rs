@@ -1,5 +1,5 @@
-//! The command line of `etcd-backup-operator`. Pods that mount a PVC or verify a backup run its subcommands. Users can
-//! run `request` and `decrypt`.
+//! The command line of `etcd-backup-operator`. Pods that mount a PVC, verify a backup or record changes run its
+//! subcommands. Users can run `request` and `decrypt`.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
 use crate::app::{self, Settings};
-use crate::{decrypt, pvc, request, verification};
+use crate::{decrypt, pvc, recording, request, verification};
 
 /// Backs up etcd clusters to object stores.
 #[derive(Parser)]
@@ -35,6 +35,8 @@ enum Task {
     Volume(pvc::Volume),
     /// Compare a restored etcd with its backup. The operator runs this command in a pod
     Verify(verification::Verify),
+    /// Record all changes of a cluster in the store of an EtcdBackup. The operator runs this command in a pod
+    Record(recording::Record),
 }
 
 /// Parses the arguments of the process and runs their command.
@@ -54,6 +56,9 @@ pub fn run() -> Result<ExitCode, process::Error> {
     }
     if let Some(Task::Verify(arguments)) = &options.command {
         return process::run_once(options.common.log_json, verification::run(arguments));
+    }
+    if let Some(Task::Record(arguments)) = &options.command {
+        return process::run_once(options.common.log_json, recording::run(arguments));
     }
     let definition = Definition {
         name: api::names::MANAGER_BACKUP,

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
+use api::problem::Chain;
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -13,19 +15,26 @@ use runtime::controller::Cache;
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
-use crate::plan::{Action, Job, Plan, Step, VerificationVerdict, removable_finalizers};
+use crate::plan::{
+    Action, Job, Plan, RecordingStep, Step, VerificationVerdict, removable_finalizers,
+};
 use crate::pvc::{Order, PodWorker, Report, StartTimes};
-use crate::reason::Trouble;
+use crate::reason::{Reason, Trouble};
 use crate::removal::Removal;
-use crate::snapshot::{RemovalResult, Snapshot, Stored};
+use crate::snapshot::{Copied, RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::verification::Turns;
 use crate::workers::{Owner, Workers};
+
+mod copies;
+
+pub(crate) use copies::start_copies;
 
 pub(crate) struct ExecuteContext {
     pub(crate) client: Client,
     pub(crate) transfers: Arc<Workers<Stored>>,
     pub(crate) removals: Arc<Workers<RemovalResult>>,
+    pub(crate) copies: Arc<Workers<Copied>>,
     /// The EtcdBackups whose backups are being verified.
     pub(crate) turns: Arc<Turns>,
     /// All EtcdBackups, from the watch.
@@ -43,6 +52,7 @@ impl ExecuteContext {
         Snapshot {
             transfer: self.transfers.observe(&uid),
             removal: self.removals.observe(&uid),
+            copies: copies::running(self, backup),
             since: Some(self.since),
             ..Snapshot::default()
         }
@@ -50,7 +60,11 @@ impl ExecuteContext {
 
     /// Waits until all workers have ended. The shutdown of the process cancels them.
     pub(crate) async fn join(&self) {
-        tokio::join!(self.transfers.join(), self.removals.join());
+        tokio::join!(
+            self.transfers.join(),
+            self.removals.join(),
+            self.copies.join()
+        );
     }
 
     fn api(&self, backup: &EtcdBackup) -> Api<EtcdBackup> {
@@ -197,6 +211,7 @@ pub(crate) async fn execute(
             apply::set_finalizers(&api, MANAGER_BACKUP, backup, names, set).await?;
             if !set {
                 context.forget(&uid);
+                copies::forget(context, backup);
             }
         }
         (Action::DeleteBackup, _) => {
@@ -243,6 +258,38 @@ async fn step_verification(
         context.turns.end(&namespace, &uid);
     }
     Ok(())
+}
+
+/// Applies or deletes the Deployment of the agent. Both can be repeated. A failure, for example because of a quota,
+/// must not prevent backups, so it does not end the reconcile.
+///
+/// # Errors
+/// Fails if the API server rejects the request or cannot be reached.
+pub(crate) async fn step_recording(
+    context: &ExecuteContext,
+    backup: &EtcdBackup,
+    step: &RecordingStep,
+) -> Result<(), Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let deployments = Api::<Deployment>::namespaced(context.client.clone(), &namespace);
+    let done = match step {
+        RecordingStep::Nothing => Ok(()),
+        RecordingStep::Apply(deployment) => {
+            let applied = apply::apply(&deployments, MANAGER_BACKUP, deployment.as_ref());
+            applied.await.map(drop)
+        }
+        RecordingStep::Delete(deployment) => {
+            let deleted = apply::delete(&deployments, deployment.as_ref(), None);
+            deleted.await.map(drop)
+        }
+    };
+    done.map_err(|error| {
+        let message = format!(
+            "the Deployment of the agent cannot be changed: {}",
+            Chain(&error)
+        );
+        Trouble::new(Reason::StepFailed, message)
+    })
 }
 
 /// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created it. The
@@ -303,6 +350,7 @@ async fn write_over(
         Err(apply::Error::Definition { .. }) => {
             let reduced = EtcdBackupStatus {
                 unfinished_attempts: None,
+                continuous: None,
                 ..desired.without_display()
             };
             if reduced == desired {

@@ -6,6 +6,7 @@
 pub mod app;
 mod cluster_backup;
 pub mod command;
+pub mod copies;
 mod decrypt;
 mod execute;
 mod metrics;
@@ -15,6 +16,7 @@ pub mod pvc;
 mod reads;
 pub mod reason;
 mod reconcile;
+pub mod recording;
 pub mod removal;
 mod request;
 pub mod retention;

@@ -3,6 +3,8 @@
 //! Each scrape computes the values from the cached objects. Deleted objects therefore have no metrics, and a restart
 //! of the operator loses no values.
 
+mod continuous;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -190,7 +192,37 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         ),
     ];
     values.extend(verification_values(backup));
+    values.extend(copy_values(backup));
+    values.extend(continuous::values(backup, Timestamp::now()));
     values
+}
+
+/// The values about the copies of an EtcdBackup. None without `spec.copyTo`.
+fn copy_values(backup: &EtcdBackup) -> Values {
+    let status = backup.status.as_ref();
+    let records = status.map_or(&[][..], |status| status.copies.as_slice());
+    let copied = || {
+        let copies = backup.spec.copy_to.iter().map(|copy| {
+            let record = records.iter().find(|record| record.name == copy.name);
+            record.and_then(|record| record.backup_time.as_ref())
+        });
+        let times: Option<Vec<_>> = copies.collect();
+        times?.into_iter().map(|time| time.0.as_second()).min()
+    };
+    let failed = records.iter().filter(|record| record.error.is_some());
+    let has_copies = !backup.spec.copy_to.is_empty();
+    vec![
+        (
+            "copied_timestamp_seconds",
+            "Completion time of the newest backup that every store of spec.copyTo contains",
+            copied(),
+        ),
+        (
+            "copies_failed",
+            "Number of stores of spec.copyTo whose last attempt has failed",
+            i64::try_from(failed.count()).ok().filter(|_| has_copies),
+        ),
+    ]
 }
 
 /// The values about the verification of an EtcdBackup.

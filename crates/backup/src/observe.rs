@@ -26,7 +26,9 @@ use crate::verification::Turns;
 
 mod clock;
 mod cluster;
+pub(crate) mod copies;
 mod denied;
+pub(crate) mod recording;
 mod same_path;
 mod site;
 pub(crate) mod verification;
@@ -204,8 +206,8 @@ async fn for_transfer(
 }
 
 async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Read, Trouble> {
-    let others = others(&context.objects, backup)?;
     let source = site::source_of(backup)?;
+    let others = others(&context.objects, backup, &source)?;
     let (site, store) = if let StorageSource::Pvc(pvc) = source {
         (site::volume(context, backup, pvc).await?, None)
     } else {
@@ -224,10 +226,14 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     })
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path. Retention fails while a namespace is not listed,
-/// because its EtcdBackups may use this path (invariant 1). The deletion of an EtcdBackup removes only its own
-/// backups, so it needs no complete list.
-fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<String>, Trouble> {
+/// The UIDs of the other periodic EtcdBackups that write to `own`, a store of this EtcdBackup. Retention fails while a
+/// namespace is not listed, because its EtcdBackups may use this path (invariant 1). The deletion of an EtcdBackup
+/// removes only its own backups, so it needs no complete list.
+fn others(
+    all: &Cache<EtcdBackup>,
+    backup: &EtcdBackup,
+    own: &StorageSource<'_>,
+) -> Result<BTreeSet<String>, Trouble> {
     if backup.metadata.deletion_timestamp.is_none() && !all.is_complete() {
         return Err(Trouble::new(
             Reason::StepFailed,
@@ -236,7 +242,7 @@ fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<Strin
              from the list (--watch-namespace, watchNamespaces of the chart)",
         ));
     }
-    let others = all.select(|other| same_path::shares_path(backup, other));
+    let others = all.select(|other| same_path::writes_to(backup, own, other));
     Ok(others.iter().filter_map(|other| other.uid()).collect())
 }
 

@@ -14,21 +14,25 @@ use crate::snapshot::{Destination, Moved, RemovalResult, Snapshot, Stored, Work}
 
 mod attempts;
 mod clock;
+pub(crate) mod copies;
 mod deadline;
 mod deletion;
 mod due;
+mod gone;
 mod idle;
 mod job;
 mod need;
 mod next_attempt;
 mod pod;
 mod recorded;
+pub(crate) mod recording;
 mod refusal;
 mod request;
 mod requeue;
 pub mod schedule;
 pub(crate) mod verification;
 
+pub use copies::{CopiesPlan, CopyPlan, CopyStep, CopyVerdict};
 use deadline::{cancel_overdue, deadline, deadline_exceeded, overdue};
 use deletion::{expiry, plan_deletion, plan_expiry};
 pub use due::rules;
@@ -38,6 +42,7 @@ pub use need::{Need, need};
 use next_attempt::plan_attempt;
 use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
 pub use recorded::{intent, removable_finalizers};
+pub use recording::{RecordingPlan, RecordingStep, RecordingVerdict};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
 pub(crate) use verification::QUEUED;
@@ -127,6 +132,10 @@ pub struct Plan {
     pub verdict: Verdict,
     /// The next step of the verification of the newest backup. It does not depend on the other fields.
     pub verification: VerificationPlan,
+    /// The next steps of the copies. They are independent of the other fields.
+    pub copies: CopiesPlan,
+    /// The next step of the agent that records all changes. It is independent of the other fields.
+    pub recording: RecordingPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
     /// The time of the next backup. `None` while a backup is due or in progress, or if no further backup is planned.
@@ -140,6 +149,8 @@ impl Plan {
             job: None,
             verdict,
             verification: VerificationPlan::default(),
+            copies: CopiesPlan::default(),
+            recording: RecordingPlan::default(),
             requeue,
             next_run: None,
         }
@@ -150,22 +161,36 @@ impl Plan {
     }
 }
 
-/// Plans the next step of an EtcdBackup, and of the verification of its newest backup.
+/// Plans the next step of an EtcdBackup, of the verification of its newest backup, of its copies, and of its agent.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let recording = recording::plan(backup, &snapshot.recording, now);
+    if recording::delays_deletion(backup, &snapshot.recording) {
+        // The agent would write further objects after the removal of all objects.
+        let wait = Plan::new(Action::Nothing, Verdict::Unchanged, recording.requeue);
+        return Plan { recording, ..wait };
+    }
     let next = plan_backup(backup, snapshot, now);
     if next.action.changes_object() || backup.metadata.deletion_timestamp.is_some() {
         return next;
     }
     let verification = verification::plan(backup, &snapshot.verification, now);
-    let requeue = next.requeue.into_iter().chain(verification.requeue).min();
+    let copies = copies::plan(backup, &snapshot.copies, now);
+    let requeues = [
+        next.requeue,
+        verification.requeue,
+        copies.requeue,
+        recording.requeue,
+    ];
     Plan {
+        requeue: requeues.into_iter().flatten().min(),
         verification,
-        requeue,
+        copies,
+        recording,
         ..next
     }
 }
 
-/// Plans everything except the verification.
+/// Plans everything except the verification and the copies.
 fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {
@@ -184,7 +209,9 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     };
     match (wants_finalizer(backup), has_finalizer(backup)) {
         (false, true) => return finalizer(false),
-        (true, false) if active || has_stored(backup) => return finalizer(true),
+        (true, false) if active || has_stored(backup) || recording::records(backup) => {
+            return finalizer(true);
+        }
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);

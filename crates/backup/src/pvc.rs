@@ -13,5 +13,6 @@ mod worker;
 
 pub(crate) use order::{AUTH, ENCRYPTION, ROOT, TLS};
 pub use order::{Order, Reach, Report, SnapshotTask, Task};
+pub(crate) use program::access;
 pub use program::{Volume, run};
 pub(crate) use worker::{PodWorker, StartTimes};

@@ -16,6 +16,8 @@ api::reasons! {
         AttemptsCutOff,
         /// The transfer of a backup starts.
         BackupBegun,
+        /// The newest backup is copied to a store of `spec.copyTo`.
+        BackupCopied,
         /// The newest backup is missing in the store, or differs from the backup that was written.
         BackupMissing,
         /// A backup is complete.
@@ -28,12 +30,18 @@ api::reasons! {
         BucketMissing,
         /// The certificate of the store is not verified.
         CertificateNotChecked,
+        /// Changes between two bases of a continuous backup are missing in the store.
+        ChangesMissing,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
         /// The clocks of the operator and of the API server differ by more than an hour.
         ClocksDiffer,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
+        /// A backup cannot be copied to a store of `spec.copyTo`, or old copies cannot be removed.
+        CopyFailed,
+        /// The newest backup is being copied.
+        Copying,
         /// The deadline passed before the backup was complete.
         DeadlineExceeded,
         /// The administrator has not granted an endpoint to the namespace.
@@ -58,6 +66,10 @@ api::reasons! {
         Pending,
         /// The pod that mounts the PersistentVolumeClaim does not start.
         PodNotStarting,
+        /// The agent records all changes without a long delay.
+        Recording,
+        /// The agent does not store new changes in time.
+        RecordingDelayed,
         /// Stored backups cannot be removed.
         RemovalFailed,
         /// The EtcdCluster is being restored.

@@ -8,10 +8,9 @@ use jiff::Timestamp;
 use runtime::logs::in_stage;
 use runtime::{Done, Reconcile, apply};
 
-use crate::execute::{ExecuteContext, execute, report};
-use crate::observe::verification::inputs;
-use crate::observe::{ObserveContext, observe};
-use crate::plan::{Plan, need, plan};
+use crate::execute::{ExecuteContext, execute, report, start_copies, step_recording};
+use crate::observe::{ObserveContext, copies, observe, recording, verification};
+use crate::plan::{Plan, RecordingVerdict, need, plan};
 use crate::snapshot::Snapshot;
 use crate::status::{notices, status};
 
@@ -29,20 +28,34 @@ impl Reconcile for ReconcileContext {
 
     async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
         let now = Timestamp::now();
-        let running = self.execute.running(&backup);
+        let mut running = self.execute.running(&backup);
         let need = need(&backup, &running, now);
+        let copies = std::mem::take(&mut running.copies);
         let observed = observe(&self.observe, &backup, running, need);
         let (snapshot, connections) = in_stage("observe", observed).await;
+        let copies = Box::pin(copies::inputs(&self.observe, &backup, copies, now));
+        let (copies, stores) = in_stage("observe", copies).await;
         let snapshot = Snapshot {
-            verification: inputs(&self.observe, &backup, now).await,
+            verification: verification::inputs(&self.observe, &backup, now).await,
+            copies,
+            recording: Box::pin(recording::inputs(&self.observe, &backup, now)).await,
             ..snapshot
         };
-        let plan = plan(&backup, &snapshot, now);
+        let mut plan = plan(&backup, &snapshot, now);
+        let stepped = step_recording(&self.execute, &backup, &plan.recording.step);
+        let stepped = in_stage("execute", Box::pin(stepped)).await;
+        if let Err(trouble) = stepped {
+            plan.recording.verdict = RecordingVerdict::Waiting(trouble);
+        }
         let executed = execute(&self.execute, &backup, &plan, connections);
         let mut done = in_stage("execute", executed).await;
         if done.is_ok() && !plan.action.changes_object() {
             let written = report(&self.execute, &backup, &plan, status(&backup, &plan, now));
             done = in_stage("status", written).await;
+            if done.is_ok() {
+                // Invariant 10: the status counts the attempts that start now.
+                start_copies(&self.execute, &backup, &plan, stores);
+            }
         }
         outcome(done, &backup, &plan)
     }

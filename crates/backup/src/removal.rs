@@ -1,5 +1,5 @@
-//! Removes stored backups: either those that the retention rules do not keep, or all backups of one EtcdBackup. Uses
-//! no Kubernetes API.
+//! Removes stored backups: either those that the retention rules do not keep, or all backups and records of one
+//! EtcdBackup. Uses no Kubernetes API.
 //!
 //! A backup is deleted before its manifest. After a crash in between, the remaining manifest does not count as a
 //! backup, and the next removal deletes it. In the reverse order, a crash would leave a backup without an owner and a
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use api::backup::name;
 use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
+use continuous::ReadError;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
@@ -18,6 +19,7 @@ use store::Store;
 use tokio_util::sync::CancellationToken;
 
 use crate::reason::{Reason, Trouble};
+use crate::recording;
 use crate::retention::{Found, Listing, Rules, read, surplus};
 use crate::snapshot::{Listed, RemovalResult};
 use crate::transfer::{complete_backup, in_store, manifest_of, slot_key};
@@ -179,6 +181,13 @@ impl Removal {
             }
         }
         self.delete(removable.iter().map(String::as_str)).await?;
+        // The plan removes everything only after the agent has ended.
+        let prefix = recording::prefix(&self.path, &self.uid);
+        let removed = continuous::remove_all(self.store.as_ref(), &prefix).await;
+        removed.map_err(|error| match error {
+            ReadError::Store { error, .. } => in_store(&error),
+            other => Trouble::new(Reason::StepFailed, other.to_string()),
+        })?;
         Ok(RemovalResult {
             backups: Vec::new(),
             deleted: removable.len(),

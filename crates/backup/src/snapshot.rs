@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use store::progress::Moved;
 
 use crate::reason::Trouble;
+use crate::recording::RecordingInputs;
 use crate::verification::PodState;
 
 /// A complete backup: the store has acknowledged its object and its manifest.
@@ -60,6 +61,15 @@ pub struct RemovalResult {
     pub deleted: usize,
     /// True if the removal had to delete all backups of the EtcdBackup, and has deleted them.
     pub everything: bool,
+}
+
+/// A backup that is copied to another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The copy of the newest backup.
+    pub stored: Stored,
+    /// Why an older backup could not be copied, or why old copies could not be removed.
+    pub problem: Option<Trouble>,
 }
 
 /// The state of a worker of this process. A new process starts with `Idle`, because only the status and the store
@@ -266,6 +276,28 @@ pub struct VerificationInputs {
     pub repository: Option<String>,
 }
 
+/// What the retention rules of a copy need.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CopyRetention {
+    /// The UIDs of the other periodic EtcdBackups that write to the path of the copy.
+    pub others: BTreeSet<String>,
+    /// The API server's time minus the operator's time.
+    pub clock_difference: SignedDuration,
+}
+
+/// The input of the plan for one copy.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CopyInputs {
+    /// The copying worker of this process.
+    pub work: WorkState<Copied>,
+    /// The worker of this process that removes the copies of an EtcdBackup that is being deleted.
+    pub removal: WorkState<RemovalResult>,
+    /// Whether observe has opened the stores, or why it could not. `None` if the plan does not need the stores.
+    pub opened: Option<Result<(), Trouble>>,
+    /// What the retention rules need, or why it is unknown. `None` if the copy has no retention rules.
+    pub retention: Option<Result<CopyRetention, Trouble>>,
+}
+
 /// The input of a plan, in addition to the EtcdBackup.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
@@ -283,6 +315,10 @@ pub struct Snapshot {
     pub clock_difference: Option<SignedDuration>,
     /// The inputs of the verification.
     pub verification: VerificationInputs,
+    /// The inputs of the copies, one for each entry of `spec.copyTo`.
+    pub copies: Vec<CopyInputs>,
+    /// The inputs of the agent.
+    pub recording: RecordingInputs,
     /// The time at which this process started, if known.
     pub since: Option<Timestamp>,
 }

@@ -10,10 +10,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use runtime::Notice;
 
-use crate::plan::{Action, Plan, Verdict, VerificationVerdict, rules};
+use crate::plan::{Action, Plan, RecordingVerdict, Verdict, VerificationVerdict, rules};
 use crate::reason::Reason;
 use crate::snapshot::{RemovalResult, Stored};
 
+mod copies;
+mod recording;
 mod verification;
 
 /// Maximum number of entries in `status.backups`.
@@ -38,11 +40,17 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     }
     let generation = backup.metadata.generation;
     verification::record(&mut status, &plan.verification.verdict, generation, &now);
+    copies::record(backup, &mut status, &plan.copies, &now);
+    recording::record(&mut status, &plan.recording.verdict, generation, &now);
     if plan.verdict == Verdict::Unchanged && is_complete(backup) {
         observe_generation(backup, &mut status, &now);
     }
     match &plan.verdict {
-        Verdict::Unchanged if plan.verification.verdict == VerificationVerdict::Unchanged => {
+        Verdict::Unchanged
+            if plan.verification.verdict == VerificationVerdict::Unchanged
+                && plan.copies.is_unchanged()
+                && plan.recording.verdict == RecordingVerdict::Unchanged =>
+        {
             return status;
         }
         Verdict::Refused(trouble) => {
@@ -151,7 +159,11 @@ fn readiness(
     if let Some((reason, message)) = holds(ConditionType::Verified, "False") {
         return (Readiness::Stalled, reason, message);
     }
-    if let Some((reason, message)) = holds(ConditionType::RetentionApplied, "False") {
+    if let Some((reason, message)) = holds(ConditionType::Recording, "False") {
+        return (Readiness::Reconciling, reason, message);
+    }
+    let retention = holds(ConditionType::RetentionApplied, "False");
+    if let Some((reason, message)) = retention.or_else(|| holds(ConditionType::Copied, "False")) {
         return (Readiness::Reconciling, reason, message);
     }
     let complete = holds(ConditionType::Complete, "True");
@@ -406,6 +418,12 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         backup.status.as_ref(),
         &plan.verification.verdict,
     ));
+    notices.extend(copies::notices(backup, &plan.copies));
+    if plan.recording.verdict != RecordingVerdict::Unchanged {
+        // The time does not appear in an Event.
+        let after = status(backup, plan, Timestamp::UNIX_EPOCH);
+        notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
+    }
     if plan.action == Action::RecordIntent {
         let effect = in_effect(backup);
         if effect.status == ConditionStatus::False {
@@ -415,12 +433,9 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
                 effect.message,
             ));
         }
-        if backup
-            .spec
-            .s3
-            .as_ref()
-            .is_some_and(|s3| s3.insecure_skip_verify)
-        {
+        let copies = backup.spec.copy_to.iter().map(|copy| &copy.s3);
+        let mut stores = copies.chain([&backup.spec.s3]).flatten();
+        if stores.any(|s3| s3.insecure_skip_verify) {
             notices.push(Notice::warning(
                 Reason::CertificateNotChecked.as_str(),
                 ACTION,

@@ -10,11 +10,14 @@ use api::backup::name::{self, Numbered};
 use api::manifest::manifest_key;
 use backup::plan::{Action, Job, Plan, Verdict, plan};
 use backup::reason::{Reason, Trouble};
+use backup::recording::prefix;
 use backup::removal::{Removal, RemovalScope};
 use backup::retention::Rules;
 use backup::snapshot::{Inputs, RemovalResult, Site, Snapshot};
 use backup::status::{notices, status};
 use bytes::Bytes;
+use continuous::{Base, SnapshotObject, write_base};
+use etcd::ClusterId;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use store::fake::{Call, FaultyStore};
@@ -295,6 +298,42 @@ async fn removal_deletes_only_backups_of_deleted_etcdbackup() {
             .deleted,
         0
     );
+}
+
+/// The prefix of the records of a continuous backup contains the UID of the EtcdBackup.
+#[tokio::test]
+async fn invariant_13_removal_deletes_only_own_records() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    for uid in [UID, "uid-2"] {
+        let prefix = prefix(PATH, uid);
+        let key = format!("{prefix}snapshots/00001764000000000000.snapshot");
+        store
+            .put(&key, Bytes::from_static(b"snapshot"))
+            .await
+            .unwrap();
+        let base = Base {
+            cluster_id: ClusterId(7),
+            revision: 5,
+            snapshot: SnapshotObject {
+                key,
+                size: 8,
+                sha256: "00".repeat(32),
+            },
+            created: 1_764_000_000_000_000,
+        };
+        let base = base.encode().unwrap();
+        write_base(store.as_ref(), &prefix, &base).await.unwrap();
+    }
+    assert_eq!(keys(store.as_ref()).await.len(), 4);
+    removal(&store, RemovalScope::Everything)
+        .run()
+        .await
+        .unwrap();
+    let left = keys(store.as_ref()).await;
+    assert_eq!(left.len(), 2, "{left:?}");
+    let other = prefix(PATH, "uid-2");
+    assert!(left.iter().all(|key| key.starts_with(&other)), "{left:?}");
 }
 
 /// Two EtcdBackups, one hourly and one daily, use the same path. Retention of one EtcdBackup ignores the backups of

@@ -17,7 +17,7 @@ pub struct AccessRule {
 }
 
 /// The observed state of etcd's authentication and of the cluster's NetworkPolicy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// Why the operator cannot use the credentials of the spec; `None` if it can.
     pub fault: Option<String>,
@@ -33,18 +33,4 @@ pub struct Access {
     pub network: Kept<()>,
     /// The UID of the NetworkPolicy, if the cluster owns one.
     pub network_uid: Option<String>,
-}
-
-impl Default for Access {
-    fn default() -> Self {
-        Self {
-            fault: None,
-            is_root: false,
-            record: Record::None,
-            login: Seen::Known(None),
-            refused: None,
-            network: Kept::Missing,
-            network_uid: None,
-        }
-    }
 }

@@ -62,8 +62,8 @@ pub async fn work(
         let (cache, deletions) = (Arc::clone(&cache), Arc::clone(&deletions));
         move |uid: &str, child: &ObjectMeta| {
             cache.invalidate(uid);
-            // If the child is a pod that is being deleted, an observation in progress must not wait for answers of its
-            // member.
+            // `deletions.notify` interrupts a running observation that waits for etcd, because the member of a deleted
+            // pod may never answer.
             if child.deletion_timestamp.is_some() {
                 deletions.notify(uid);
             }

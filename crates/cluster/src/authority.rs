@@ -17,6 +17,8 @@ use std::time::Duration;
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
 
+use crate::clock::{SKEW, age};
+
 pub(crate) use keys::Key;
 pub(crate) use secret::{
     AUTHORITIES, NEXT_CERTIFICATE, NEXT_KEY, TLS_CERTIFICATE, TLS_KEY, authority_secret, bundle,
@@ -27,9 +29,6 @@ pub(crate) use sign::{Made, Request, authority, leaf};
 
 /// A certificate is renewed after this fraction of its validity: two thirds.
 const RENEWED_AT: (u32, u32) = (2, 3);
-/// The validity of a certificate starts this long before its creation, because the clocks of other machines may be
-/// behind.
-pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
 /// Why no certificate could be created. The error contains no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,7 +168,7 @@ impl Rule {
 
 /// The renewal time of a certificate with this validity: after two thirds of the validity.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
-    let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
+    let life = age(not_before, not_after);
     not_before
         .checked_add(life / RENEWED_AT.1 * RENEWED_AT.0)
         .unwrap_or(not_after)
@@ -186,8 +185,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
 
 /// The creation time of a certificate. It is computed from the validity, which starts shortly before the creation.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
-    let life = leaf.not_after.duration_since(leaf.not_before);
-    let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);
+    let before = SKEW.min(age(leaf.not_before, leaf.not_after) / 11);
     leaf.not_before
         .checked_add(before)
         .unwrap_or(leaf.not_before)

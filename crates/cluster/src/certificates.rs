@@ -130,18 +130,11 @@ impl Certificates {
     /// member exist.
     pub fn notification(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
-        let prints: Option<Vec<&str>> = rule
-            .uses_of_member()
-            .map(|used| {
-                Some(
-                    self.leaf(member, used)?
-                        .certificate
-                        .as_ref()?
-                        .fingerprint
-                        .as_str(),
-                )
-            })
-            .collect();
+        let print = |used| {
+            let leaf = self.leaf(member, used)?.certificate.as_ref()?;
+            Some(leaf.fingerprint.as_str())
+        };
+        let prints: Option<Vec<&str>> = rule.uses_of_member().map(print).collect();
         prints.map(digest)
     }
 }
@@ -350,15 +343,15 @@ mod tests {
         // The order of the CAs in the trust bundle makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // A pod without the trust annotation is never outdated, because the operator does not know its CAs.
+        // A pod without annotations about its CAs is not outdated, because its CAs are unknown.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 
     #[test]
     fn expiry_of_certificates_in_user_secrets_is_recorded() {
         let (one, other) = (made(), made());
-        // Only one of the two CAs in the trust bundle signed the certificate, so the expiry of the other CA is not
-        // recorded.
+        // Only one of the two CAs in the trust bundle signed the certificate. The expiry of the other CA is not
+        // recorded, so `ca.crt` occurs once.
         let seen = with(&[&one, &other], None);
         let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
         assert_eq!(keys, ["tls.crt", "ca.crt"]);

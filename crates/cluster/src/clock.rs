@@ -1,8 +1,17 @@
-//! The difference between the API server's clock and the operator's clock.
+//! Durations since a point in time, and the difference between the API server's clock and the operator's clock.
+
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::authority::SKEW;
+/// The validity of a certificate starts this long before its creation, because the clocks of other machines may be
+/// behind.
+pub(crate) const SKEW: Duration = Duration::from_mins(5);
+
+/// The time from `since` to `now`; zero if `since` is later.
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
+}
 
 /// The API server's time minus the operator's time, both read at the same moment. `None` if the API server sent no
 /// time, or if the operator did not read it because no decision depends on it.

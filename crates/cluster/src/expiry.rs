@@ -14,6 +14,7 @@ use member::certificate::{Certificate, certificates};
 use member::tls::{ClusterTls, Purpose};
 
 use crate::authority::{Held, TLS_CERTIFICATE, renewal};
+use crate::clock::age;
 
 /// The validity of a certificate that the cluster or the operator uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,21 +44,17 @@ const STAGES: [(&str, Duration, u32); 3] = [
 impl Expiry {
     /// The name of the stage. `None` if enough time remains, or if the operator will renew the certificate in time.
     pub fn stage(&self, now: Timestamp) -> Option<&'static str> {
-        let life = length(self.not_before, self.not_after);
+        let life = age(self.not_before, self.not_after);
         if now >= self.not_after {
             return Some("Expired");
         }
-        if self.generated && length(renewal(self.not_before, self.not_after), now) < life / 12 {
+        if self.generated && age(renewal(self.not_before, self.not_after), now) < life / 12 {
             return None;
         }
-        let left = length(now, self.not_after);
+        let left = age(now, self.not_after);
         let is = |(_, most, part): &&(&str, Duration, u32)| left < (*most).min(life / *part);
         STAGES.iter().find(is).map(|(word, ..)| *word)
     }
-}
-
-fn length(from: Timestamp, to: Timestamp) -> Duration {
-    Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
 /// The expiries of certificates in Secrets of other owners, and of the CAs that signed these certificates. A CA is not
@@ -158,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_expiry_is_reported_month_week_and_day_before() {
+    fn certificate_expiry_is_reported_30_7_and_1_days_before() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),
@@ -172,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn one_day_certificate_expiry_is_reported_only_near_its_end() {
+    fn expiry_of_one_day_certificate_is_reported_only_near_its_end() {
         let day = expiry(1, false);
         assert_eq!(day.stage(at(0.5)), None);
         assert_eq!(day.stage(at(0.8)), Some("30d"));

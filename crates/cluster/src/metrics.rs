@@ -72,17 +72,14 @@ static GAUGES: [Gauge; 15] = [
     Gauge {
         name: "ready_members",
         help: "Members whose pod is ready",
-        of: |_, status| count(status.members.as_ref().map(|members| members.ready.len())),
+        of: |_, status| count(status.members.as_ref()?.ready.len()),
     },
     Gauge {
         name: "healthy_voters",
         help: "Voters that answered the operator's last check and have a leader",
         of: |_, status| {
-            let healthy = status
-                .member_details
-                .iter()
-                .filter(|one| votes(one) && one.healthy);
-            count(Some(healthy.count()))
+            let members = status.member_details.iter();
+            count(members.filter(|one| votes(one) && one.healthy).count())
         },
     },
     Gauge {
@@ -114,11 +111,8 @@ static GAUGES: [Gauge; 15] = [
         name: "db_size_bytes",
         help: "Size of the largest database file among the members, off by at most 1 MiB, or by 10 % if that is more",
         of: |_, status| {
-            status
-                .member_details
-                .iter()
-                .filter_map(|one| one.db_size)
-                .max()
+            let members = status.member_details.iter();
+            members.filter_map(|one| one.db_size).max()
         },
     },
     Gauge {
@@ -155,8 +149,7 @@ static GAUGES: [Gauge; 15] = [
 fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
     let available = find(&status.conditions, &ConditionType::Available)?;
     match Reason::parse(&available.reason)? {
-        // The reason `NoEndpoint` means that clients cannot connect through the client Service. A quorum of etcd still
-        // answers.
+        // `NoEndpoint` means that the client Service has no endpoints. A quorum of etcd still answers.
         Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
         Reason::QuorumLost | Reason::ForeignCluster => Some(false),
         _ => None,
@@ -164,9 +157,7 @@ fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
 }
 
 fn raised(status: &EtcdClusterStatus, kind: &str) -> Option<i64> {
-    count(Some(
-        status.alarms.iter().filter(|one| one.kind == kind).count(),
-    ))
+    count(status.alarms.iter().filter(|one| one.kind == kind).count())
 }
 
 fn votes(member: &MemberStatus) -> bool {
@@ -174,8 +165,8 @@ fn votes(member: &MemberStatus) -> bool {
     role.is_some_and(|role| *role != MemberRole::Learner)
 }
 
-fn count(number: Option<usize>) -> Option<i64> {
-    i64::try_from(number?).ok()
+fn count(number: usize) -> Option<i64> {
+    i64::try_from(number).ok()
 }
 
 impl Metrics {
@@ -220,13 +211,10 @@ impl Metrics {
         seen.gauges = gauges
             .filter_map(|gauge| Some((gauge, (gauge.of)(cluster, status)?)))
             .collect();
-        let voters = status
-            .member_details
-            .iter()
-            .filter(|one| votes(one))
-            .count();
-        seen.voters = count(Some(voters)).unwrap_or_default();
-        seen.learners = count(Some(status.member_details.len() - voters)).unwrap_or_default();
+        let members = status.member_details.iter();
+        let voters = members.filter(|one| votes(one)).count();
+        seen.voters = count(voters).unwrap_or_default();
+        seen.learners = count(status.member_details.len() - voters).unwrap_or_default();
         for (change, _) in done.iter().filter_map(|action| action.event) {
             if matches!(change, Reason::BootstrapBegun | Reason::ClusterRecorded) {
                 happened.push("created");

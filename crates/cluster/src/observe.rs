@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::cluster::{MemberRole, MemberStatus, RecoveryPhase};
+use api::cluster::{MemberRole, MemberStatus};
 use api::names;
 use etcd::{Access, Alarm, Etcd, Status};
 use futures::future::join_all;
@@ -122,8 +122,8 @@ impl Objects {
 impl KubeSnapshot {
     /// The credentials and TLS settings for calls to the members. The error says why the operator cannot connect.
     pub fn access(&self) -> Result<Access, String> {
-        // While TLS is being enabled, the client URLs of all members may still be plain. The operator then needs no
-        // client certificate.
+        // The operator needs no client certificate if all client URLs are plain, for example while TLS is being
+        // enabled.
         let needed =
             self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
         let mut access = match self.tls.access() {
@@ -132,8 +132,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: the etcd user of the operator exists since authentication was enabled. The operator can
-            // therefore log in with its certificate even after the loss of the quorum.
+            // Invariant 21: the operator logs in with its certificate, which works even after the loss of the quorum.
+            // etcd has the user `OPERATOR_USER` since authentication was enabled.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -149,8 +149,8 @@ impl KubeSnapshot {
 
     /// The token of the cluster that a recovery is creating; `None` if no recovery is in progress.
     pub fn seeds_token(&self) -> Option<&str> {
-        let record = self.without_etcd.recovery.record.as_ref()?;
-        (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
+        let record = self.without_etcd.recovery.in_progress()?;
+        Some(record.token.as_str())
     }
 }
 
@@ -171,8 +171,8 @@ pub async fn objects(
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
         // Another operator process may write at the same time, in this order: status, annotation on the Service, PVC,
-        // pod. This function reads Services and pods before PVCs and the status, so that an object of the other process
-        // never looks lost.
+        // pod. Services and pods are read first here. Each pod is therefore read together with the PVC and the status
+        // that were written before the pod.
         let services = services.list(&of_cluster).await;
         let services = services.map_err(read("services"))?;
         let pods = pods.list(&of_cluster).await.map_err(read("pods"))?;
@@ -189,13 +189,13 @@ pub async fn objects(
         let lists = (&services, &pods, &claims);
         watched.record(&cluster, lists, budget.as_ref());
         let (mut services, mut pods, mut claims) = (services.items, pods.items, claims.items);
-        // The managed fields are removed, because the operator never reads them, and the cache is smaller without them.
+        // The operator never reads the managed fields, and the cache is smaller without them.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects that lost their labels"))?;
         let started = switch::started(&cluster, &pods, &claims);
-        // The progress of a TLS change determines which TLS Secrets the operator reads.
+        // The progress of a TLS change (`rollout`) determines which TLS Secrets the operator reads.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
         let next = next.and_then(|next| next.to.as_ref());
@@ -259,8 +259,7 @@ pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
 
 /// Reads the image of the operator, which the planner needs for the seed of a recovery.
 pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
-    let record = observed.recovery.record.as_ref();
-    if record.is_some_and(|record| record.phase == RecoveryPhase::InProgress) {
+    if observed.recovery.in_progress().is_some() {
         observed.operator_image = match image.get().await {
             Ok(image) => Seen::Known(image.clone()),
             Err(why) => Seen::Unknown(why),
@@ -472,7 +471,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         match children::belongs(&claim.metadata, &uid) {
             Some(owned) => {
                 let labelled = is_labelled(&claim.metadata);
-                // Invariant 35: a retained PVC has no owner.
+                // Invariant 35: a retained PVC has no owner, so `owned` is inverted if the spec retains volumes.
                 let owned = owned != cluster.spec.retains_volumes();
                 let seen = children::disk(claim, owned && labelled);
                 observed.disks.insert(claim.name_any(), seen);

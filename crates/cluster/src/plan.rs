@@ -9,7 +9,6 @@
 
 pub(crate) mod actions;
 mod adoption;
-mod age;
 mod auth;
 mod backed_up;
 mod blind;
@@ -267,8 +266,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
              ended"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The seed is the first member of the restored cluster. The pod of the seed waits for certificates, so the
-        // operator issues them even while the restore is in progress.
+        // The operator issues certificates even during the restore, because the pod of the seed, the first member of
+        // the restored cluster, waits for them.
         let keeper = Keeper::of(build);
         draft.join(certificates::keep(
             build,

@@ -138,7 +138,7 @@ impl Reconcile for ClusterOperator {
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
         if round.only_forms() && acted.failed.is_empty() {
-            // The next reconcile follows at once, and reports the result of this step.
+            // No status is written here, because the next reconcile follows at once and reports the result.
             return self.done(&round, &status, acted);
         }
         let namespace = cluster.namespace().unwrap_or_default();
@@ -146,7 +146,7 @@ impl Reconcile for ClusterOperator {
         let manager = names::MANAGER_CLUSTER;
         let written = runtime::apply::status(&api, manager, cluster, Some(&current), &status);
         match in_stage("status", written).await {
-            // The EtcdCluster was deleted during the reconcile, so no status needs to be written.
+            // If the EtcdCluster was deleted during the reconcile, no status needs to be written.
             Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {

@@ -9,6 +9,13 @@ pub enum Seen<T> {
     Unknown(String),
 }
 
+/// The empty answer, for reads that the operator has no reason to make.
+impl<T: Default> Default for Seen<T> {
+    fn default() -> Self {
+        Self::Known(T::default())
+    }
+}
+
 impl<T> Seen<T> {
     /// The answer; `None` if it is unknown.
     pub fn known(&self) -> Option<&T> {
@@ -21,9 +28,10 @@ impl<T> Seen<T> {
 
 /// A Service, PodDisruptionBudget or NetworkPolicy of the whole cluster, compared with the object that the operator
 /// would build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kept<T> {
     /// The object does not exist.
+    #[default]
     Missing,
     /// The object exists, and differs from the object that the operator would build.
     Drifted,

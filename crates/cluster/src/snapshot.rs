@@ -100,6 +100,12 @@ impl Recovery {
         let record = self.record.as_ref();
         record.filter(|record| record.phase == RecoveryPhase::Complete)
     }
+
+    /// The recovery that has begun and is neither complete nor canceled.
+    pub fn in_progress(&self) -> Option<&RecoveryStatus> {
+        let record = self.record.as_ref();
+        record.filter(|record| record.phase == RecoveryPhase::InProgress)
+    }
 }
 
 /// The answer of a recovery's seed about its new cluster.
@@ -200,6 +206,12 @@ impl Observed {
     pub fn answers(&self) -> impl Iterator<Item = (&String, &Status)> {
         let statuses = self.statuses.iter();
         statuses.filter_map(|(name, seen)| Some((name, seen.known()?)))
+    }
+
+    /// True for the first members of the cluster, which the bootstrap recorded.
+    pub fn is_first_member(&self, name: &str) -> bool {
+        let intent = self.intent.as_ref();
+        intent.is_some_and(|intent| intent.members.contains(name))
     }
 
     /// The leader that a member reports for the highest Raft term; `None` if no member reports a leader.

@@ -51,22 +51,12 @@ impl Report<'_> {
         ours.then(|| View::new(list, (self.desired, self.observed, now.0)))
     }
 
-    fn waits_for(&self, reason: Reason) -> bool {
-        let mut waiting = self.plan.waiting_for.iter();
-        waiting.any(|waiting| waiting.reason == reason)
-    }
-
     /// The reason and the text of the hibernation; `None` if the cluster neither hibernates nor is being stopped for
     /// hibernation.
     fn hibernation(&self) -> Option<(Reason, String)> {
         let mut waiting = self.plan.waiting_for.iter();
         let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
         Some((found.reason, found.message.clone()))
-    }
-
-    /// True if the cluster hibernates, or is being stopped for hibernation.
-    fn hibernates(&self) -> bool {
-        self.hibernation().is_some()
     }
 
     /// The current status of the object, without the fields that actions of the plan write.
@@ -101,30 +91,23 @@ impl Report<'_> {
         let before = self.current();
         let view = self.view(now);
         let formed = observed.cluster_id.is_some();
-        let phase = match (&desired.invalid, formed) {
-            (Some(_), _) => ClusterPhase::Failed,
-            (None, _) if self.waits_for(Reason::Hibernated) => ClusterPhase::Hibernated,
-            (None, _) if self.waits_for(Reason::Hibernating) => ClusterPhase::Hibernating,
-            (None, true) => ClusterPhase::Running,
-            (None, false) => ClusterPhase::Creating,
+        let phase = match self.hibernation() {
+            _ if desired.invalid.is_some() => ClusterPhase::Failed,
+            Some((Reason::Hibernated, _)) => ClusterPhase::Hibernated,
+            Some(_) => ClusterPhase::Hibernating,
+            None if formed => ClusterPhase::Running,
+            None => ClusterPhase::Creating,
         };
+        let listed = view.as_ref().map(View::names);
         let (ready, unready): (Vec<_>, Vec<_>) = observed
             .pods
             .iter()
-            .filter(|(name, _)| {
-                view.as_ref()
-                    .is_none_or(|view| view.names().contains(*name))
-            })
+            .filter(|(name, _)| listed.as_ref().is_none_or(|names| names.contains(*name)))
             .partition(|(_, pod)| pod.ready && pod.stays());
         let names =
             |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
         let leader = view.as_ref().and_then(members::leader);
         let running = formed.then(|| current_version(desired, observed));
-        let waiting: Vec<&str> = plan
-            .waiting_for
-            .iter()
-            .map(|reason| reason.message.as_str())
-            .collect();
         let member_details = members::details(view.as_ref(), observed, &before);
         let healthy = member_details.iter().filter(|member| member.healthy);
         let (conditions, state, last_errors) =
@@ -152,7 +135,7 @@ impl Report<'_> {
             service_name: Some(names::client_service(&cluster.name_any())),
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),
-            waiting_for: waits(plan, &waiting),
+            waiting_for: waits(plan),
             last_errors,
             conditions,
             ..EtcdClusterStatus::default()
@@ -161,8 +144,10 @@ impl Report<'_> {
 }
 
 /// The reasons for waiting, as one text. If only problems remain, the text names the problems.
-fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
-    match waiting {
+fn waits(plan: &Plan) -> Option<String> {
+    let waiting = plan.waiting_for.iter();
+    let waiting: Vec<&str> = waiting.map(|wait| wait.message.as_str()).collect();
+    match &waiting[..] {
         [] if readiness::needs_user(plan) => {
             let all: Vec<_> = plan.problems.iter().map(ToString::to_string).collect();
             Some(format!("manual action required: {}", all.join("; ")))

@@ -122,17 +122,21 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // In an intermediate stage, members need peer certificates. The stage therefore uses those settings, current or
-    // new, that contain them.
+    // An intermediate stage uses the settings with peer certificates, because members need these certificates: `wanted`
+    // if its peer stage is TLS, and `at` otherwise.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
         at
     };
-    Ok(Next::Step(base.cloned().map(|policy| TlsPolicy {
-        peer_stage: Some(stage),
+    Ok(Next::Step(at_stage(base, Some(stage))))
+}
+
+fn at_stage(policy: Option<&TlsPolicy>, peer_stage: Option<PeerStage>) -> Option<TlsPolicy> {
+    policy.cloned().map(|policy| TlsPolicy {
+        peer_stage,
         ..policy
-    })))
+    })
 }
 
 /// The next step of a change from static to generated certificates, or back. Members and clients use plain text during
@@ -150,12 +154,7 @@ fn exchange(
                 .to_owned(),
         );
     }
-    let staged = |policy: Option<&TlsPolicy>, stage| {
-        Next::Step(policy.cloned().map(|policy| TlsPolicy {
-            peer_stage: Some(stage),
-            ..policy
-        }))
-    };
+    let staged = |policy, stage| Next::Step(at_stage(policy, Some(stage)));
     let back = here.peers.towards(PeerStage::Plain);
     Ok(match here.peers {
         PeerStage::Plain if there.peers == PeerStage::Plain => Next::Step(wanted.cloned()),
@@ -204,11 +203,8 @@ pub struct Step {
 impl TlsRollout {
     /// Computes the progress of a change from the settings of the running members. `wanted` is the policy in the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // Only the operator decides the peer stage. A stage in the spec is ignored.
-        let wanted = wanted.cloned().map(|tls| TlsPolicy {
-            peer_stage: None,
-            ..tls
-        });
+        // A peer stage in the spec is ignored, because only the operator decides the stage.
+        let wanted = at_stage(wanted, None);
         let Started {
             record,
             made,

@@ -15,8 +15,8 @@ pub struct Tls {
 impl Tls {
     /// The problems that prevent the start of members. `formed`: true if the cluster has formed.
     pub fn in_the_way(&self, formed: bool) -> impl Iterator<Item = &Fault> {
-        // A problem of the operator's own certificate does not prevent members from serving. Until the cluster has
-        // formed, however, the operator needs this certificate to observe the members.
+        // Members of a formed cluster can start despite a problem of the operator's own certificate. Until the cluster
+        // has formed, the operator needs this certificate to observe the members.
         let faults = self.faults.iter();
         faults.filter(move |fault| !formed || fault.concerns_members())
     }

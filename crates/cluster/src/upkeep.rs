@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::cluster::{DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationStatus, RaftLogStatus};
+use api::cluster::{Defragmentation, DefragmentationStatus, RaftLogStatus};
 use etcd::Alarm;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -23,7 +23,7 @@ use crate::seen::Seen;
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Upkeep {
     /// The active alarms. They are read only if a member reports an alarm.
     pub alarms: Seen<Vec<Alarm>>,
@@ -63,18 +63,6 @@ pub fn raft_log_record(cluster_id: String, index: i64) -> RaftLogStatus {
     }
 }
 
-impl Default for Upkeep {
-    fn default() -> Self {
-        Self {
-            alarms: Seen::Known(Vec::new()),
-            record: None,
-            raft_log: None,
-            call: None,
-            slow: false,
-        }
-    }
-}
-
 /// The state of the call that defragments a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -97,19 +85,6 @@ pub struct UpkeepRule {
     pub keep_revisions: Option<i64>,
     /// When databases that are not full are defragmented.
     pub defragmentation: Option<Defragmentation>,
-}
-
-impl Eq for UpkeepRule {}
-
-impl Default for UpkeepRule {
-    fn default() -> Self {
-        Self {
-            quota: DEFAULT_QUOTA_BYTES,
-            only_reports: false,
-            keep_revisions: None,
-            defragmentation: None,
-        }
-    }
 }
 
 /// The defragmentation calls of this process, by the cluster's UID: at most one per cluster.
@@ -156,7 +131,7 @@ impl Calls {
         let mut calls = self.calls();
         let under = calls.get_mut(cluster)?;
         under.asked = Instant::now();
-        // A stale record may be older than the call, which must then be kept.
+        // If `record` is stale, the call is newer than `record`, so the call is kept.
         if under.what.0 != last.name || under.what.1 != last.start_time.0 {
             return None;
         }

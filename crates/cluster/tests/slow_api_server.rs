@@ -254,8 +254,8 @@ impl Story {
             if done(&cluster).await {
                 return first.unwrap_or_default();
             }
-            // This test watches no objects. Any object may have changed since the last reconcile, so the cached
-            // snapshot is dropped.
+            // The cached snapshot is dropped, because this test watches no objects, and any object may have changed
+            // since the last reconcile.
             self.cache.invalidate(&cluster.uid().unwrap_or_default());
             let snapshot = Box::pin(self.operator.reconcile(Arc::new(cluster)));
             let pause = match snapshot.await {

@@ -231,7 +231,7 @@ async fn reads_before_writes(scene: &Scene) {
     }
     assert_eq!(scene.requests.since(before), [""; 0]);
 
-    // A deleted Service is created again, after all objects were read.
+    // The operator reads all objects before it creates a deleted Service again.
     let (services, delete) = (scene.api::<KubeService>(), DeleteParams::default());
     services.delete("db", &delete).await.unwrap();
     let exists = async || services.get_opt("db").await.unwrap().is_some();
@@ -248,11 +248,12 @@ async fn reads_before_writes(scene: &Scene) {
         let is_there = reads.iter().any(|read| read.contains(kind));
         assert!(is_there, "{kind} is not read before the write: {sent:?}");
     }
-    // The spec asks for no NetworkPolicy, and the watch has delivered none.
+    // The operator reads no NetworkPolicy, because the spec requests none, and the watch has delivered none.
     let policies = sent.iter().filter(|it| it.contains("networkpolicies"));
     assert_eq!(policies.count(), 0, "{sent:?}");
 
-    // After a step, the next reconcile reads at once. The first reconcile without a step ends this.
+    // After a step, each reconcile reads all objects. After a reconcile without a step, a change without effect causes
+    // no read.
     scene.rests(3).await;
     let before = scene.requests.all().len();
     scene.annotate(&pod, "4").await;

@@ -1,21 +1,26 @@
-//! Records a cluster permanently: takes a base, records the changes after it, and takes the next base after a gap or
-//! when the base has reached its maximum age.
+//! Records a cluster permanently: takes a base, records the changes after it, and takes the next base after a gap, or
+//! when the base has reached its maximum age or its segments have reached their maximum size.
 //!
 //! While the agent takes the next base, it still records the old chain, up to the revision of the next base. All
 //! revisions since the first base can therefore be restored, except after a gap.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use etcd::EtcdClient;
+use etcd::{Etcd, EtcdClient};
+use futures::future::join_all;
 use store::Store;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
 use crate::base::StoredBase;
 use crate::capture::{Capture, CaptureError, End, Extras, now_micros};
+use crate::outbox::Spool;
+use crate::progress::Monitor;
 use crate::recorder::{Limits, Recorder, RecorderError};
+use crate::retention::tidy;
 use crate::snapshot::take_base;
 use crate::stored::{ReadError, bases, read_base, tip};
 
@@ -24,6 +29,14 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Pause after a failure to take the next base. The agent still records the chain of the last base.
 const RENEWAL_RETRY: Duration = Duration::from_secs(10);
+
+/// Interval between two checks whether the next base is due, and between two requests for etcd's revision.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// The agent takes a new base when the last base has this number of segments. A listing of a store has at most 12 MiB
+/// of keys (`limits.rs` of the crate `store`), so the segments of a base can be listed if their keys have up to 400
+/// bytes.
+const MAX_SEGMENTS: u64 = 30_000;
 
 /// Settings of an agent.
 #[derive(Clone, Debug)]
@@ -36,6 +49,13 @@ pub struct Settings {
     pub extras: Extras,
     /// The agent takes a new base when the last base has this age.
     pub max_age: Duration,
+    /// The agent takes a new base when the segments of the last base have reached this number of bytes.
+    pub max_bytes: u64,
+    /// The agent keeps each revision that was the newest one at a time in this window. The window ends with the newest
+    /// base.
+    pub window: Duration,
+    /// Where segments wait if the store is slow or unavailable. `None`: only in memory.
+    pub spool: Option<Spool>,
 }
 
 /// Why an agent has ended.
@@ -49,21 +69,33 @@ pub enum AgentError {
     Recorder(#[from] RecorderError),
 }
 
+/// A base with the recorder of its chain.
+struct Begun {
+    base: StoredBase,
+    recorder: Recorder,
+    /// Number of segments and of bytes that the store has.
+    stored: (u64, u64),
+}
+
 /// Records a cluster.
 pub struct Agent<'a> {
     client: &'a EtcdClient,
     store: &'a dyn Store,
     settings: Settings,
-    members: Vec<String>,
+    endpoints: Vec<String>,
+    monitor: Monitor,
+    /// Notified when a chain begins.
+    begins: Arc<Notify>,
     /// Number of failed attempts. After each failure, the agent uses the next member.
     failures: usize,
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that records through one of these members. After a failure, it uses the next member.
+    /// Creates an agent that records through a member of the cluster behind these client URLs. After a failure, it uses
+    /// the next member.
     pub fn new(
         client: &'a EtcdClient,
-        members: Vec<String>,
+        endpoints: Vec<String>,
         store: &'a dyn Store,
         settings: Settings,
     ) -> Self {
@@ -71,80 +103,169 @@ impl<'a> Agent<'a> {
             client,
             store,
             settings,
-            members,
+            endpoints,
+            monitor: Monitor::default(),
+            begins: Arc::default(),
             failures: 0,
         }
     }
 
-    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain, or takes a new
-    /// base if that chain has ended with a gap.
+    /// The progress of the agent.
+    pub fn monitor(&self) -> Monitor {
+        self.monitor.clone()
+    }
+
+    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain. Takes a new
+    /// base if that chain ends with a gap or belongs to another cluster.
     ///
     /// # Errors
-    /// Fails if the stored chain cannot be continued. Retries failures of etcd.
+    /// Fails if the recorder fails. Failures of etcd and of the store are retried. If the stored chain is damaged, the
+    /// agent takes a new base.
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
         let (sender, stopped) = watch::channel(false);
         let mut stop = pin!(stop);
+        let (client, endpoints) = (self.client, self.endpoints.clone());
+        let mut probe = pin!(probe(client, endpoints, self.monitor.clone()));
+        let mut retention = pin!(keep_tidy(
+            self.store,
+            self.settings.clone(),
+            self.begins.clone(),
+            self.monitor.clone(),
+        ));
         let mut record = pin!(self.record_all(stopped));
         tokio::select! {
             ended = &mut record => return ended,
             () = &mut stop => {}
+            // These two never complete.
+            () = &mut probe => {}
+            () = &mut retention => {}
         }
         let _ = sender.send(true);
         record.await
     }
 
     async fn record_all(&mut self, stopped: watch::Receiver<bool>) -> Result<(), AgentError> {
-        let mut next = self.resume(&stopped).await?;
-        while let Some((base, recorder)) = next {
-            next = Box::pin(self.record(base, recorder, &stopped)).await?;
+        let mut next = Box::pin(self.resume(&stopped)).await?;
+        while let Some(begun) = next {
+            next = Box::pin(self.record(begun, &stopped)).await?;
         }
         Ok(())
     }
 
-    fn member(&self) -> &str {
-        let index = self.failures % self.members.len().max(1);
-        self.members.get(index).map_or("", String::as_str)
+    /// Selects the member through which the agent records: a follower if one answers, because the leader has more work.
+    async fn member(&self) -> String {
+        let listed = self.client.members(&self.endpoints).await.ok();
+        let mut urls: Vec<String> = Vec::new();
+        for member in listed.iter().flat_map(|listed| &listed.members) {
+            urls.extend(member.client_urls.iter().cloned());
+        }
+        urls.extend(self.endpoints.iter().cloned());
+        let answers = join_all(urls.iter().map(|url| self.client.status(url))).await;
+        let mut usable: Vec<(bool, &String)> = Vec::new();
+        for (url, answer) in urls.iter().zip(answers) {
+            let Ok(status) = answer else { continue };
+            // An advertised URL such as http://localhost:2379 may lead to another etcd.
+            let is_own = listed
+                .as_ref()
+                .is_none_or(|listed| listed.cluster_id == status.cluster_id);
+            if is_own && !status.is_learner && status.leader.is_some() {
+                usable.push((status.leader == Some(status.member_id), url));
+            }
+        }
+        usable.sort_by_key(|(is_leader, _)| *is_leader);
+        let choices: Vec<&String> = if usable.is_empty() {
+            self.endpoints.iter().collect()
+        } else {
+            usable.into_iter().map(|(_, url)| url).collect()
+        };
+        let index = self.failures % choices.len().max(1);
+        choices.get(index).copied().cloned().unwrap_or_default()
+    }
+
+    fn report(&self, error: &dyn std::error::Error) {
+        let cause = error.source().map(ToString::to_string);
+        tracing::warn!(%error, cause, "recording is interrupted and is retried");
+        let problem = match cause {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        self.monitor.fails(&problem);
     }
 
     /// Returns the newest stored chain, or a new base if that chain has ended. `None` if the agent was stopped.
     async fn resume(
         &mut self,
         stopped: &watch::Receiver<bool>,
-    ) -> Result<Option<(StoredBase, Recorder)>, AgentError> {
+    ) -> Result<Option<Begun>, AgentError> {
+        loop {
+            match self.stored().await {
+                Ok(Some(begun)) => return Ok(Some(begun)),
+                Ok(None) => return Ok(Box::pin(self.begin(stopped)).await),
+                Err(AgentError::Read(error @ ReadError::Store { .. })) if !is_excessive(&error) => {
+                    self.report(&error);
+                }
+                Err(AgentError::Read(error)) => {
+                    self.report(&error);
+                    return Ok(Box::pin(self.begin(stopped)).await);
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = until_stopped(stopped.clone()) => return Ok(None),
+                () = sleep(RENEWAL_RETRY) => {}
+            }
+        }
+    }
+
+    /// The newest stored chain. `None` if there is no chain that can be continued.
+    async fn stored(&self) -> Result<Option<Begun>, AgentError> {
         let prefix = &self.settings.prefix;
-        let Some(name) = bases(self.store, prefix).await?.pop() else {
-            return Ok(self.begin(stopped).await);
+        // The revision does not show which base is the newest: a restored cluster can have an earlier revision.
+        let mut newest: Option<StoredBase> = None;
+        for name in bases(self.store, prefix).await? {
+            let base = match read_base(self.store, prefix, name).await {
+                Ok(base) => base,
+                Err(error @ ReadError::Store { .. }) => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!(%error, %name, "a base cannot be read");
+                    continue;
+                }
+            };
+            let created = newest.as_ref().map(|newest| newest.base.created);
+            if created.is_none_or(|created| created <= base.base.created) {
+                newest = Some(base);
+            }
+        }
+        let Some(base) = newest else {
+            return Ok(None);
         };
-        let base = read_base(self.store, prefix, name).await?;
         let limits = self.settings.limits;
-        let recorder = match tip(self.store, prefix, name).await? {
+        let tip = tip(self.store, prefix, base.name).await?;
+        let recorder = match &tip.segment {
             None => Ok(Recorder::new(&base, limits)),
-            Some(tip) => Recorder::resume(&base, &tip, limits),
+            Some(segment) => Recorder::resume(&base, segment, limits),
         };
         match recorder {
-            Ok(recorder) => Ok(Some((base, recorder))),
-            Err(RecorderError::Ended { .. }) => Ok(self.begin(stopped).await),
+            Ok(recorder) => Ok(Some(Begun {
+                base,
+                recorder,
+                stored: (tip.segments, tip.bytes),
+            })),
+            Err(RecorderError::Ended { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Takes a new base, and retries until it is stored. Returns `None` if the agent was stopped.
-    async fn begin(&mut self, stopped: &watch::Receiver<bool>) -> Option<(StoredBase, Recorder)> {
+    async fn begin(&mut self, stopped: &watch::Receiver<bool>) -> Option<Begun> {
         loop {
-            let taken = take_base(
-                self.client,
-                self.member(),
-                self.store,
-                &self.settings.prefix,
-            );
+            let member = self.member().await;
+            let taken = take_base(self.client, &member, self.store, &self.settings.prefix);
             tokio::select! {
                 () = until_stopped(stopped.clone()) => return None,
                 taken = taken => match taken {
-                    Ok(base) => {
-                        let recorder = Recorder::new(&base, self.settings.limits);
-                        return Some((base, recorder));
-                    }
-                    Err(error) => report(&error),
+                    Ok(base) => return Some(self.chain_of(base)),
+                    Err(error) => self.report(&error),
                 },
             }
             self.failures += 1;
@@ -152,76 +273,98 @@ impl<'a> Agent<'a> {
         }
     }
 
+    fn chain_of(&self, base: StoredBase) -> Begun {
+        Begun {
+            recorder: Recorder::new(&base, self.settings.limits),
+            base,
+            stored: (0, 0),
+        }
+    }
+
     /// Records one chain until its end. Returns the next base with its recorder, or `None` if the agent was stopped.
     async fn record(
         &mut self,
-        base: StoredBase,
-        recorder: Recorder,
+        begun: Begun,
         stopped: &watch::Receiver<bool>,
-    ) -> Result<Option<(StoredBase, Recorder)>, AgentError> {
-        let mut renew_at = Instant::now() + self.renewal(&base);
+    ) -> Result<Option<Begun>, AgentError> {
+        let Begun {
+            base,
+            recorder,
+            stored,
+        } = begun;
+        let renew_at = Instant::now() + self.renewal(&base);
+        let mut not_before = Instant::now();
+        let last = (recorder.last(), recorder.time());
+        self.monitor.begin(&base, last, stored);
+        self.begins.notify_one();
         let prefix = self.settings.prefix.clone();
         let extras = self.settings.extras;
-        let mut capture = Capture::new(self.client, self.store, &prefix, base, recorder, extras);
-        let mut next: Option<(StoredBase, Recorder)> = None;
+        let capture = Capture::new(self.client, self.store, &prefix, base, recorder, extras);
+        let mut capture = capture.with_spool(self.settings.spool.clone(), self.monitor.clone());
+        let mut next: Option<Begun> = None;
         loop {
             if *stopped.borrow() {
                 return Ok(None);
             }
-            let member = self.member().to_owned();
-            let ended = if next.is_some() {
-                Box::pin(capture.run(&member, until_stopped(stopped.clone()))).await
-            } else {
-                let mut taken = None;
-                let renew = async {
-                    sleep_until(renew_at.into()).await;
-                    taken = Some(take_base(self.client, &member, self.store, &prefix).await);
-                };
-                let stop = async {
-                    tokio::select! {
-                        () = renew => {}
-                        () = until_stopped(stopped.clone()) => {}
-                    }
-                };
-                let ended = Box::pin(capture.run(&member, stop)).await;
-                match taken {
-                    Some(Ok(base)) => {
-                        // The current chain ends at the revision of `base`, where the next chain starts.
-                        capture.end_at(base.base.revision);
-                        let recorder = Recorder::new(&base, self.settings.limits);
-                        next = Some((base, recorder));
-                    }
-                    Some(Err(error)) => {
-                        report(&error);
-                        renew_at = Instant::now() + RENEWAL_RETRY;
-                    }
-                    None => {}
+            let member = self.member().await;
+            let mut taken = None;
+            let is_last = next.is_some();
+            let renew = async {
+                if is_last {
+                    pending::<()>().await;
                 }
-                ended
+                self.until_renewal(renew_at, not_before).await;
+                taken = Some(take_base(self.client, &member, self.store, &prefix).await);
             };
+            let stop = async {
+                tokio::select! {
+                    () = renew => {}
+                    () = until_stopped(stopped.clone()) => {}
+                }
+            };
+            let ended = Box::pin(capture.run(&member, stop)).await;
+            match taken {
+                Some(Ok(base)) => {
+                    // The current chain ends at the revision of `base`, where the next chain starts.
+                    capture.end_at(base.base.revision);
+                    next = Some(self.chain_of(base));
+                }
+                Some(Err(error)) => {
+                    self.report(&error);
+                    not_before = Instant::now() + RENEWAL_RETRY;
+                }
+                None => {}
+            }
             match ended {
                 Ok(End::Gap(reason)) => {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
                     return match next {
                         Some(next) => Ok(Some(next)),
-                        None => Ok(self.begin(stopped).await),
+                        None => Ok(Box::pin(self.begin(stopped)).await),
                     };
                 }
                 Ok(End::Stopped) => {
-                    if let Some((base, recorder)) = next.take() {
-                        if capture.last() >= base.base.revision {
-                            return Ok(Some((base, recorder)));
-                        }
-                        next = Some((base, recorder));
+                    let reached = |begun: &Begun| capture.last() >= begun.base.base.revision;
+                    if next.as_ref().is_some_and(reached) {
+                        return Ok(next);
                     }
                 }
                 Err(CaptureError::Recorder(error)) => return Err(error.into()),
                 Err(error) => {
-                    report(&error);
+                    self.report(&error);
                     self.failures += 1;
-                    sleep(RETRY).await;
+                    capture.pause(RETRY).await;
                 }
             }
+        }
+    }
+
+    /// Waits until the next base is due: at a time, or because of the size of the segments.
+    async fn until_renewal(&self, at: Instant, not_before: Instant) {
+        sleep_until(not_before.into()).await;
+        let max_bytes = self.settings.max_bytes;
+        while Instant::now() < at && !is_full(self.monitor.base_size(), max_bytes) {
+            sleep(CHECK.min(at.saturating_duration_since(Instant::now()))).await;
         }
     }
 
@@ -233,12 +376,76 @@ impl<'a> Agent<'a> {
     }
 }
 
+/// True if the segments of a base have reached their maximum number or size. `size` is their number and their bytes.
+fn is_full(size: (u64, u64), max_bytes: u64) -> bool {
+    let (segments, bytes) = size;
+    segments >= MAX_SEGMENTS || bytes >= max_bytes
+}
+
+/// True if the store cannot list the chain. A retry would fail again.
+fn is_excessive(error: &ReadError) -> bool {
+    let ReadError::Store { error, .. } = error else {
+        return false;
+    };
+    matches!(error, store::Error::Excessive { .. })
+}
+
+/// Requests etcd's revision regularly, which shows the delay of the agent. Never completes.
+async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
+    loop {
+        for endpoint in &endpoints {
+            let time = now_micros();
+            if let Ok(status) = client.status(endpoint).await {
+                monitor.probed(status.cluster_id, status.revision, time);
+                break;
+            }
+        }
+        sleep(CHECK).await;
+    }
+}
+
+/// Applies the retention window after each new chain. Never completes.
+async fn keep_tidy(store: &dyn Store, settings: Settings, begins: Arc<Notify>, monitor: Monitor) {
+    let since = now_micros() / 1_000_000;
+    loop {
+        begins.notified().await;
+        let (prefix, window) = (&settings.prefix, settings.window);
+        while let Err(error) = Box::pin(tidy(store, prefix, window, since, &monitor)).await {
+            tracing::warn!(%error, "old bases cannot be deleted, which is retried");
+            sleep(RENEWAL_RETRY).await;
+        }
+    }
+}
+
 async fn until_stopped(mut stopped: watch::Receiver<bool>) {
     // An error of `wait_for` means that the sender was dropped, which also stops the agent.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-fn report(error: &dyn std::error::Error) {
-    let cause = error.source().map(ToString::to_string);
-    tracing::warn!(%error, cause, "recording is interrupted and is retried");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_or_size_of_segments_makes_base_full() {
+        for (size, expected) in [
+            ((0, 0), false),
+            ((MAX_SEGMENTS - 1, 99), false),
+            ((MAX_SEGMENTS, 0), true),
+            ((1, 100), true),
+        ] {
+            assert_eq!(is_full(size, 100), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn only_listing_that_is_too_long_is_excessive() {
+        let excessive = store::Error::Excessive {
+            endpoint: String::new(),
+            problem: String::new(),
+        };
+        assert!(is_excessive(&ReadError::store("k", excessive)));
+        let timeout = store::Error::Timeout(String::new());
+        assert!(!is_excessive(&ReadError::store("k", timeout)));
+    }
 }

@@ -10,7 +10,7 @@ use crate::name::BaseName;
 const FORMAT: &str = "etcd-continuous";
 const VERSION: u32 = 1;
 
-/// Maximum length of `base.json` in bytes.
+/// Maximum length of the object that describes a base, in bytes.
 pub const MAX_BASE: usize = 64 << 10;
 
 /// The snapshot of a base.
@@ -49,7 +49,7 @@ struct Content {
     created_unix_micros: i64,
 }
 
-/// Why `base.json` is not valid.
+/// Why the object that describes a base is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BaseError {
     /// The object does not describe a base.
@@ -67,9 +67,9 @@ pub struct StoredBase {
     pub base: Base,
     /// The name of the base's directory.
     pub name: BaseName,
-    /// The SHA-256 of `base.json`.
+    /// The SHA-256 of the object.
     pub digest: Digest,
-    /// `base.json`.
+    /// The object that describes the base.
     pub object: Bytes,
 }
 
@@ -111,7 +111,7 @@ impl StoredBase {
         }
     }
 
-    /// Decodes `base.json`.
+    /// Decodes the object that describes a base.
     ///
     /// # Errors
     /// Fails if the object does not follow the format.

@@ -1,7 +1,8 @@
 //! Records the changes of a running etcd in a store, with a watch and a recorder.
 //!
-//! While the capture writes a segment, it reads no events. etcd sends them later from its database. If the store is
-//! unavailable until etcd has compacted these events, the chain ends with a gap.
+//! Complete segments are written to the store while further events are read. If too many segments wait for the store,
+//! no events are read. etcd then keeps the events in its database, and sends them later. If the store is unavailable
+//! until etcd has compacted these events, the chain ends with a gap.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,16 +14,10 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::assemble::Assembler;
 use crate::base::StoredBase;
+use crate::outbox::{Outbox, Spool};
+use crate::progress::Monitor;
 use crate::record::{GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
 use crate::recorder::{Recorder, RecorderError};
-use crate::segment::Sealed;
-use crate::stored::write_segment;
-
-/// The first pause after a failed write to the store. Each further pause is twice as long.
-const STORE_RETRY: Duration = Duration::from_millis(200);
-
-/// Maximum pause after a failed write to the store.
-const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 
 /// Number of leases in one check.
 const LEASES_PER_CHECK: usize = 64;
@@ -82,13 +77,11 @@ impl Default for Extras {
 /// Records one chain.
 pub struct Capture<'a> {
     client: &'a EtcdClient,
-    store: &'a dyn Store,
-    prefix: String,
     base: StoredBase,
     recorder: Recorder,
     extras: Extras,
-    /// Complete segments that the store does not have yet, in order. At most two.
-    unsaved: Vec<Sealed>,
+    /// Complete segments that are not in the store yet.
+    outbox: Outbox<'a>,
     /// The revision of the last recorded hash.
     hashed: i64,
     hash_at: Instant,
@@ -120,11 +113,9 @@ impl<'a> Capture<'a> {
         let now = Instant::now();
         Self {
             client,
-            store,
-            prefix: prefix.to_owned(),
+            outbox: Outbox::new(store, prefix, base.name),
             base,
             recorder,
-            unsaved: Vec::new(),
             hashed: 0,
             hash_at: now + extras.hash_interval.unwrap_or_default(),
             lease_check_at: now + extras.lease_interval,
@@ -132,6 +123,20 @@ impl<'a> Capture<'a> {
             end_revision: None,
             extras,
         }
+    }
+
+    /// If the store is slow or unavailable, segments wait in this directory too. The monitor reports the progress.
+    #[must_use]
+    pub fn with_spool(self, spool: Option<Spool>, monitor: Monitor) -> Self {
+        Self {
+            outbox: self.outbox.with(spool, monitor),
+            ..self
+        }
+    }
+
+    /// Waits, and continues to write complete segments to the store.
+    pub async fn pause(&mut self, time: Duration) {
+        self.outbox.drive_during(sleep(time)).await;
     }
 
     /// Ends [`Capture::run`] when this revision is recorded.
@@ -154,17 +159,26 @@ impl<'a> Capture<'a> {
         member: &str,
         stop: impl Future<Output = ()>,
     ) -> Result<End, CaptureError> {
-        self.save().await;
         let mut assembler = Assembler::new(self.base.base.cluster_id, self.recorder.last());
-        let watch = self.client.watch(member, assembler.last()).await;
+        let request = Box::pin(self.client.watch(member, assembler.last()));
+        let watch = self.outbox.drive_during(request).await;
         let mut watch = watch.map_err(CaptureError::Watch)?;
         let mut stop = pin!(stop);
         let mut silence = Silence::default();
         while self.end_revision.is_none_or(|end| self.last() < end) {
+            if self.outbox.is_full() {
+                tokio::select! {
+                    biased;
+                    () = &mut stop => break,
+                    () = self.outbox.step() => silence = Silence::default(),
+                }
+                continue;
+            }
             let due = self.next_task().min(silence.due());
             tokio::select! {
                 biased;
                 () = &mut stop => break,
+                () = self.outbox.step() => {}
                 batch = watch.next() => {
                     silence = Silence::default();
                     let end = self.receive(member, &mut assembler, batch).await?;
@@ -176,7 +190,8 @@ impl<'a> Capture<'a> {
             }
             self.do_due_tasks(member).await?;
         }
-        self.flush().await?;
+        self.flush()?;
+        self.outbox.drain().await;
         Ok(End::Stopped)
     }
 
@@ -204,7 +219,7 @@ impl<'a> Capture<'a> {
             Err(WatchError::Ended(error)) => CaptureError::Watch(error),
             Err(error) => CaptureError::Batch(error),
         };
-        self.flush().await?;
+        self.flush()?;
         Err(error)
     }
 
@@ -230,7 +245,7 @@ impl<'a> Capture<'a> {
             self.check_leases(member).await?;
         }
         if self.recorder.deadline().is_some_and(|at| now >= at) {
-            self.flush().await?;
+            self.flush()?;
         }
         Ok(())
     }
@@ -239,15 +254,15 @@ impl<'a> Capture<'a> {
         for id in self.recorder.unknown_leases(&transaction) {
             // If etcd does not answer, the lease is recorded without a TTL, because an error here would lose the
             // transaction.
-            let found = self.client.lease(member, id).await.ok();
+            let request = Box::pin(self.client.lease(member, id));
+            let found = self.outbox.drive_during(request).await.ok();
             self.push(Record::Lease(Lease {
                 id,
                 ttl: found.and_then(|found| found.granted),
                 seen: found.map_or(transaction.revision, |found| found.revision),
-            }))
-            .await?;
+            }))?;
         }
-        self.push(Record::Transaction(transaction)).await
+        self.push(Record::Transaction(transaction))
     }
 
     /// Records the hash at the last revision, unless this revision already has a hash.
@@ -259,7 +274,8 @@ impl<'a> Capture<'a> {
         // The capture continues if `hash` fails, because a later hash also covers this revision. For example, etcd
         // sends the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
         // `watchable_store_txn.go`).
-        let hash = self.client.hash(member, revision).await;
+        let request = self.client.hash(member, revision);
+        let hash = self.outbox.drive_during(request).await;
         let hash = hash.unwrap_or_else(|error| {
             tracing::warn!(%error, revision, "etcd did not return a hash");
             None
@@ -270,8 +286,7 @@ impl<'a> Capture<'a> {
                 revision,
                 hash,
                 observed: now_micros(),
-            }))
-            .await?;
+            }))?;
         }
         Ok(())
     }
@@ -287,57 +302,40 @@ impl<'a> Capture<'a> {
             leases.last().copied().unwrap_or(i64::MIN)
         };
         for id in leases {
-            let found = self.client.lease(member, id).await;
+            let request = Box::pin(self.client.lease(member, id));
+            let found = self.outbox.drive_during(request).await;
             let found = found.map_err(CaptureError::Etcd)?;
             if found.granted.is_none() {
                 let seen = found.revision;
-                self.push(Record::LeaseEnd(LeaseEnd { id, seen })).await?;
+                self.push(Record::LeaseEnd(LeaseEnd { id, seen }))?;
             }
         }
         Ok(())
     }
 
-    async fn push(&mut self, record: Record) -> Result<(), CaptureError> {
-        let full = self.recorder.push(record, Instant::now())?;
-        self.unsaved.extend(full);
-        self.save().await;
+    fn push(&mut self, record: Record) -> Result<(), CaptureError> {
+        let time = self.recorder.time();
+        if let Some(full) = self.recorder.push(record, Instant::now())? {
+            self.outbox.push(full, time);
+        }
         Ok(())
     }
 
-    /// Completes the segment and writes it to the store.
-    async fn flush(&mut self) -> Result<(), CaptureError> {
-        let sealed = self.recorder.seal()?;
-        self.unsaved.extend(sealed);
-        self.save().await;
+    /// Completes the segment. The outbox writes it to the store.
+    fn flush(&mut self) -> Result<(), CaptureError> {
+        if let Some(sealed) = self.recorder.seal()? {
+            self.outbox.push(sealed, self.recorder.time());
+        }
         Ok(())
     }
 
     async fn end(&mut self, reason: GapReason) -> Result<End, CaptureError> {
-        let sealed = self.recorder.end(reason, now_micros(), Instant::now())?;
-        self.unsaved.extend(sealed);
-        self.save().await;
-        Ok(End::Gap(reason))
-    }
-
-    /// Writes the complete segments to the store, and retries without limit. If the caller drops the future, the
-    /// segments stay in memory for the next call.
-    async fn save(&mut self) {
-        let mut pause = STORE_RETRY;
-        while let Some(segment) = self.unsaved.first() {
-            let written = write_segment(self.store, &self.prefix, self.base.name, segment);
-            match written.await {
-                Ok(()) => {
-                    self.unsaved.remove(0);
-                    pause = STORE_RETRY;
-                }
-                Err(error) => {
-                    let store = self.store.location();
-                    tracing::warn!(%store, %error, "a segment cannot be stored and is retried");
-                    sleep(pause).await;
-                    pause = (pause * 2).min(MAX_STORE_RETRY);
-                }
-            }
+        let time = self.recorder.time();
+        for sealed in self.recorder.end(reason, now_micros(), Instant::now())? {
+            self.outbox.push(sealed, time);
         }
+        self.outbox.drain().await;
+        Ok(End::Gap(reason))
     }
 }
 

@@ -2,7 +2,7 @@
 //! revision.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
-//! format. The operators do not use this crate yet.
+//! format. The agent of the backup operator records with this crate. No operator replays a chain yet.
 //!
 //! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. The other modules
 //! perform no I/O and make the decisions: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`].
@@ -20,9 +20,13 @@ mod header;
 mod locate;
 mod message;
 mod name;
+mod outbox;
+mod progress;
 mod record;
 mod recorder;
+mod removal;
 mod replay;
+mod retention;
 mod segment;
 mod snapshot;
 mod stored;
@@ -37,11 +41,14 @@ pub use digest::{Digest, ShortDigest};
 pub use error::SegmentError;
 pub use header::{HEADER, Header};
 pub use locate::{Located, locate};
-pub use name::{BASE, BaseName, SegmentName};
+pub use name::{BASE, BASES, BaseName, SNAPSHOTS, SegmentName};
+pub use outbox::Spool;
+pub use progress::{BaseProgress, Held, Missing, Monitor, Progress};
 pub use record::{Gap, GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
 pub use recorder::{Limits, Recorder, RecorderError};
+pub use removal::remove_all;
 pub use replay::{Options, ReplayError, Report, Target, Until, replay};
 pub use segment::{MAX_BODY, MAX_MESSAGE, Sealed, Segment};
 pub use snapshot::{TakeError, take_base};
-pub use stored::{ReadError, Reader, bases, read_base, tip, write_base, write_segment};
+pub use stored::{ReadError, Reader, Tip, bases, read_base, tip, write_base, write_segment};
 pub use verify::{Verifier, VerifyError};

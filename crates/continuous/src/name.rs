@@ -5,8 +5,17 @@ use std::fmt;
 
 use crate::digest::ShortDigest;
 
-/// The name of the object that describes a base. The object is in the base's directory.
-pub const BASE: &str = "base.json";
+/// The directory of the objects that describe bases. It has few objects, so a list of all bases needs one request.
+pub const BASES: &str = "bases/";
+
+/// The end of the name of an object that describes a base.
+pub const BASE: &str = ".json";
+
+/// The directory of the snapshots that the recorder takes.
+pub const SNAPSHOTS: &str = "snapshots/";
+
+/// The end of the name of a snapshot.
+const SNAPSHOT: &str = ".snapshot";
 
 /// The end of the name of a segment.
 const SEGMENT: &str = ".segment";
@@ -14,12 +23,23 @@ const SEGMENT: &str = ".segment";
 /// Number of decimal digits of a revision.
 const DIGITS: usize = 20;
 
-/// The name of a base's directory.
+/// The name of a snapshot in [`SNAPSHOTS`], from the time in microseconds since the epoch.
+pub(crate) fn snapshot_name(micros: i64) -> String {
+    format!("{micros:0DIGITS$}{SNAPSHOT}")
+}
+
+/// Whether the name in [`SNAPSHOTS`] is the name of a snapshot.
+pub(crate) fn is_snapshot(name: &str) -> bool {
+    let time = name.strip_suffix(SNAPSHOT);
+    time.and_then(parse_revision).is_some()
+}
+
+/// The name of a base's directory, and of the object that describes the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BaseName {
     /// The revision of the base.
     pub revision: i64,
-    /// The beginning of the SHA-256 of `base.json`.
+    /// The beginning of the SHA-256 of the object that describes the base.
     pub digest: ShortDigest,
 }
 
@@ -126,6 +146,18 @@ mod tests {
             digest: Digest::of(b"base").short(),
         };
         assert_eq!(BaseName::parse(&base.to_string()), Some(base));
+    }
+
+    #[test]
+    fn names_of_snapshots_are_recognized() {
+        assert!(is_snapshot(&snapshot_name(1_764_000_000_000_000)));
+        for other in [
+            "1.snapshot",
+            "notes.txt",
+            "../00000000000000000001.snapshot",
+        ] {
+            assert!(!is_snapshot(other), "{other}");
+        }
     }
 
     #[test]

@@ -127,6 +127,11 @@ impl Recorder {
         self.last
     }
 
+    /// The latest time of a record, in microseconds since the epoch.
+    pub fn time(&self) -> i64 {
+        self.time
+    }
+
     /// The leases of a transaction that the chain does not contain. Their records must precede the transaction.
     pub fn unknown_leases(&self, transaction: &Transaction) -> BTreeSet<i64> {
         let values = transaction

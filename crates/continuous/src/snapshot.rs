@@ -7,6 +7,7 @@ use store::{Store, Upload};
 
 use crate::base::{Base, BaseError, SnapshotObject, StoredBase};
 use crate::capture::now_micros;
+use crate::name::{SNAPSHOTS, snapshot_name};
 use crate::stored::write_base;
 
 /// Why a base cannot be taken.
@@ -49,7 +50,7 @@ pub async fn take_base(
 ) -> Result<StoredBase, TakeError> {
     let cluster_id = client.status(member).await?.cluster_id;
     let snapshot = client.snapshot(member).await?;
-    let key = format!("{prefix}{:020}.snapshot", now_micros());
+    let key = format!("{prefix}{SNAPSHOTS}{}", snapshot_name(now_micros()));
     let mut upload = store.begin(&key).await?;
     let sent = match send(snapshot.chunks, upload.as_mut()).await {
         Ok(sent) => sent,

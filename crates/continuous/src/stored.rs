@@ -9,7 +9,7 @@ use store::Store;
 use crate::base::{BaseError, MAX_BASE, StoredBase};
 use crate::chain::Chain;
 use crate::header::HEADER;
-use crate::name::{BASE, BaseName, SegmentName};
+use crate::name::{BASE, BASES, BaseName, SegmentName};
 use crate::segment::{MAX_BODY, Sealed, Segment};
 use crate::verify::{Verifier, VerifyError};
 
@@ -39,7 +39,7 @@ pub enum ReadError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// `base.json` is not valid.
+    /// The object that describes a base is not valid.
     #[error("base {key} cannot be used")]
     Base {
         /// The key of the object.
@@ -48,8 +48,8 @@ pub enum ReadError {
         #[source]
         error: BaseError,
     },
-    /// The revision or the SHA-256 of `base.json` differs from that in the name of its directory.
-    #[error("the directory of {key} belongs to another base")]
+    /// The revision or the SHA-256 of the object that describes a base differs from the name of the object.
+    #[error("the name of {key} belongs to another base")]
     OtherBase {
         /// The key of the object.
         key: String,
@@ -59,12 +59,21 @@ pub enum ReadError {
     Chain(#[from] VerifyError),
 }
 
-/// The key of `base.json`. `prefix` is empty or ends with a slash.
-fn base_key(prefix: &str, base: BaseName) -> String {
-    format!("{prefix}{base}/{BASE}")
+impl ReadError {
+    pub(crate) fn store(key: &str, error: store::Error) -> Self {
+        Self::Store {
+            key: key.to_owned(),
+            error,
+        }
+    }
 }
 
-fn segment_key(prefix: &str, base: BaseName, segment: SegmentName) -> String {
+/// The key of the object that describes a base. `prefix` is empty or ends with a slash.
+pub(crate) fn base_key(prefix: &str, base: BaseName) -> String {
+    format!("{prefix}{BASES}{base}{BASE}")
+}
+
+pub(crate) fn segment_key(prefix: &str, base: BaseName, segment: SegmentName) -> String {
     format!("{prefix}{base}/{segment}")
 }
 
@@ -114,33 +123,35 @@ pub async fn write_segment(
 /// # Errors
 /// Fails if the store fails.
 pub async fn bases(store: &dyn Store, prefix: &str) -> Result<Vec<BaseName>, ReadError> {
-    let names = list(store, prefix).await?;
+    let names = list(store, &format!("{prefix}{BASES}")).await?;
     let bases: BTreeSet<BaseName> = names
         .iter()
-        .filter_map(|name| name.strip_suffix(BASE)?.strip_suffix('/'))
+        .filter_map(|name| name.strip_suffix(BASE))
         .filter_map(BaseName::parse)
         .collect();
     Ok(bases.into_iter().collect())
 }
 
-/// Lists the keys with this prefix. The result does not contain the prefix.
-async fn list(store: &dyn Store, prefix: &str) -> Result<Vec<String>, ReadError> {
-    let listed = store.list(prefix).await.map_err(|error| ReadError::Store {
-        key: prefix.to_owned(),
-        error,
-    })?;
-    let names = listed
-        .iter()
-        .filter_map(|object| object.key.strip_prefix(prefix));
-    Ok(names.map(str::to_owned).collect())
+/// Lists the keys with this prefix, without the prefix.
+pub(crate) async fn list(store: &dyn Store, prefix: &str) -> Result<Vec<String>, ReadError> {
+    let listed = list_sizes(store, prefix).await?;
+    Ok(listed.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Lists the keys with this prefix, without the prefix, and the sizes of the objects.
+async fn list_sizes(store: &dyn Store, prefix: &str) -> Result<Vec<(String, u64)>, ReadError> {
+    let listed = store.list(prefix).await;
+    let listed = listed.map_err(|error| ReadError::store(prefix, error))?;
+    let names = listed.into_iter().filter_map(|object| {
+        let name = object.key.strip_prefix(prefix)?;
+        Some((name.to_owned(), object.size))
+    });
+    Ok(names.collect())
 }
 
 /// Reads a whole object of at most `limit` bytes.
 async fn read(store: &dyn Store, key: &str, limit: usize) -> Result<Bytes, ReadError> {
-    let failed = |error| ReadError::Store {
-        key: key.to_owned(),
-        error,
-    };
+    let failed = |error| ReadError::store(key, error);
     let mut stream = store.get(key).await.map_err(failed)?;
     let mut object = BytesMut::new();
     while let Some(chunk) = stream.chunks.next().await {
@@ -184,29 +195,55 @@ pub(crate) async fn chain(
     prefix: &str,
     base: BaseName,
 ) -> Result<Chain, ReadError> {
-    let listed = list(store, &format!("{prefix}{base}/")).await?;
-    let names: Vec<SegmentName> = listed
-        .iter()
-        .filter_map(|name| SegmentName::parse(name))
-        .collect();
-    Ok(Chain::find(base, &names))
+    let (chain, _) = chain_and_size(store, prefix, base).await?;
+    Ok(chain)
 }
 
-/// Reads the last segment of a chain, so that a recorder can continue the chain. Does not verify the preceding
-/// segments. `None` if the chain has no segment. `prefix` is empty or ends with a slash.
-///
-/// # Errors
-/// Fails if the store fails, or if the segment is not valid.
-pub async fn tip(
+/// Finds the chain of a base, and the number of bytes of all segments of the base.
+async fn chain_and_size(
     store: &dyn Store,
     prefix: &str,
     base: BaseName,
-) -> Result<Option<Segment>, ReadError> {
-    let chain = chain(store, prefix, base).await?;
-    let Some(name) = chain.segments.last().copied() else {
-        return Ok(None);
+) -> Result<(Chain, u64), ReadError> {
+    let listed = list_sizes(store, &format!("{prefix}{base}/")).await?;
+    let mut bytes = 0;
+    let mut names = Vec::new();
+    for (name, size) in &listed {
+        if let Some(name) = SegmentName::parse(name) {
+            names.push(name);
+            bytes += size;
+        }
+    }
+    Ok((Chain::find(base, &names), bytes))
+}
+
+/// The end of a stored chain, where a recorder continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tip {
+    /// The last segment. `None` if the chain has no segment.
+    pub segment: Option<Segment>,
+    /// Number of segments of the chain.
+    pub segments: u64,
+    /// Number of bytes of all segments of the base.
+    pub bytes: u64,
+}
+
+/// Reads the last segment of a chain, which a recorder continues. The segments before it are not verified. `prefix` is
+/// empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails, or if the segment is not valid.
+pub async fn tip(store: &dyn Store, prefix: &str, base: BaseName) -> Result<Tip, ReadError> {
+    let (chain, bytes) = chain_and_size(store, prefix, base).await?;
+    let segment = match chain.segments.last().copied() {
+        Some(name) => Some(read_segment(store, prefix, base, name).await?),
+        None => None,
     };
-    read_segment(store, prefix, base, name).await.map(Some)
+    Ok(Tip {
+        segment,
+        segments: chain.segments.len() as u64,
+        bytes,
+    })
 }
 
 /// Reads one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify that it

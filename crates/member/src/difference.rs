@@ -239,8 +239,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. If the annotation differs nevertheless, a user has changed it, and it
-    // is corrected without a new pod.
+    // `tls` is set only if the hashes are equal. If the annotation differs from `tls`, a user has changed the
+    // annotation, so this patch corrects it without a new pod.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -259,7 +259,7 @@ fn metadata(
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&desired.annotations, &known.annotations);
-    // This patch changes only metadata, so the recorded CPU and memory stay.
+    // The recorded CPU and memory stay, because this patch changes only metadata.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..desired.clone()
@@ -346,7 +346,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // The kubelet reports the generation of the pod that it has observed, since Kubernetes 1.33.
+    // Since Kubernetes 1.33, `observed_generation` is the generation of the pod that the kubelet has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {

@@ -23,7 +23,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // With 0.0.0.0, Go listens on IPv4 and IPv6 (ADR 27).
+        // The listeners use the address 0.0.0.0, with which Go listens on IPv4 and IPv6 (ADR 27).
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -112,7 +112,7 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // Pre-vote and the zap logger are the defaults since etcd 3.5.
+        // Only etcd 3.4 needs these flags, because pre-vote and the zap logger are the defaults since etcd 3.5.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }
@@ -261,7 +261,8 @@ mod tests {
 
     #[test]
     fn etcd_flags_depend_on_version() {
-        // Version, flag for pre-vote, flag for the metrics listener.
+        // Each row contains the version, true if etcd gets the flag for pre-vote, and true if etcd gets the metrics
+        // listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
             ("3.4.37", true, true),

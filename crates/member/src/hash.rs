@@ -20,7 +20,7 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     pod.persistent_volume_claim_spec = None;
     pod.labels.clear();
     pod.annotations.clear();
-    // These fields do not affect the pod.
+    // The hash omits these two fields, because the operator ignores them.
     pod.busybox_image = None;
     pod.dns_timeout_in_second = None;
     if let Some(resources) = &mut pod.resources {

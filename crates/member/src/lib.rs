@@ -67,6 +67,12 @@ pub struct Members<'a> {
     pub cluster_id: Option<&'a str>,
 }
 
+/// The URL format of the members of an EtcdCluster.
+pub fn addresses(cluster: &EtcdCluster) -> Addresses {
+    let namespace = cluster.metadata.namespace.as_deref().unwrap_or_default();
+    Members::of(cluster, namespace, "", None).addresses()
+}
+
 impl<'a> Members<'a> {
     /// The members of an EtcdCluster that was read from the API server.
     pub fn of(
@@ -94,7 +100,8 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // While members accept both http and https (`acceptPlaintext`), the URLs start with http.
+            // While members accept http and https (`acceptPlaintext`), `client_tls` is false, so that the URLs start
+            // with http.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }
@@ -186,7 +193,7 @@ pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started has no name in the member list, but its peer URL contains the name.
+            // An unstarted member has no name in the member list, but its peer URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);

@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators use the metrics port to check members that do not serve clients yet.
+    // If the metrics port is restricted, the operators stay allowed, because they check members that do not serve yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -155,7 +155,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Backup pods connect to the client port.
+        // Backup pods are sources of the client port, because they connect to etcd.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });

@@ -52,7 +52,7 @@ fn labels(
     policy: &PodPolicy,
 ) -> BTreeMap<String, String> {
     // The operator's labels replace labels of the user with the same key, because Services and the PodDisruptionBudget
-    // select pods by them.
+    // select pods by the operator's labels.
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
@@ -91,8 +91,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links would add variables for each Service in the namespace, and etcd reads every variable with the
-        // prefix ETCD_ as a flag.
+        // Service links would add variables for each Service in the namespace. etcd would read the variables with the
+        // prefix ETCD_ as flags.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -141,8 +141,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The operator reads no logs. With this policy, the termination message contains the last log lines, from
-        // which the operator distinguishes damaged data from an invalid setting.
+        // With this policy, the termination message contains the last log lines. The operator, which reads no logs,
+        // distinguishes damaged data from an invalid setting by these lines.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(

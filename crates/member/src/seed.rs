@@ -83,7 +83,8 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // A seed whose snapshot is already fetched must be able to restart after the Secret was deleted.
+                // The Secret is optional, so that a seed with a fetched snapshot can restart after the Secret was
+                // deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -192,8 +193,8 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // Invariant 6: if the restored data is missing, etcd must not start as an empty cluster, so the state is never
-        // `new`.
+        // Invariant 6: the state is never `new`, because etcd must not start as an empty cluster if the restored data
+        // is missing.
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);

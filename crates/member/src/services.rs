@@ -153,7 +153,8 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
-    // A learner may be ready, but rejects most requests (`isRPCSupportedForLearner` in `api/v3rpc` of etcd).
+    // Only voters are selected, because a learner may be ready, but rejects most requests (`isRPCSupportedForLearner`
+    // in `api/v3rpc` of etcd).
     selector.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());

@@ -79,7 +79,7 @@ pub fn verification_pod(pod: VerificationPod<'_>) -> Pod {
     Pod {
         metadata: ObjectMeta {
             labels: Some(labels.into()),
-            // Kubernetes deletes the pod together with the EtcdBackup that owns it.
+            // The EtcdBackup owns the pod, so that Kubernetes deletes the pod together with the EtcdBackup.
             owner_references: Some(vec![pod.owner.clone()]),
             name: Some(pod.name.clone()),
             namespace: Some(pod.namespace.clone()),
@@ -138,7 +138,7 @@ fn etcd(pod: &VerificationPod<'_>) -> Container {
         "/usr/local/bin/etcd".to_owned(),
         format!("--name={NAME}"),
         format!("--data-dir={}", names::DATA_DIR),
-        // Only the containers of this pod can connect to etcd.
+        // etcd listens on 127.0.0.1, so that only the containers of this pod can connect.
         format!("--listen-client-urls={client}"),
         format!("--advertise-client-urls={client}"),
         format!("--listen-peer-urls={peer}"),
@@ -284,7 +284,7 @@ mod tests {
 
     /// A ResourceQuota for memory limits rejects a pod with a container that has no memory limit.
     #[test]
-    fn every_container_has_the_kinds_of_limits_in_the_settings() {
+    fn verification_containers_limit_exactly_the_resources_limited_in_settings() {
         let resources = |settings: Value| {
             let spec = built(&settings)["spec"].clone();
             let fetch = spec["initContainers"][0]["resources"].clone();

@@ -13,7 +13,7 @@ pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVol
         .as_ref()?
         .persistent_volume_claim_spec
         .clone()?;
-    // The API server requires an access mode. ReadWriteOnce is enough, because only one pod uses the volume.
+    // The API server requires an access mode. `ReadWriteOnce` suffices, because only one pod uses the volume.
     spec.access_modes
         .get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
     let mut metadata = members.metadata(

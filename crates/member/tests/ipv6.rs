@@ -126,7 +126,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may detect the leader later than the other members.
+            // The call is repeated, because a member may detect the leader later than the other members.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))

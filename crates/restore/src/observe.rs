@@ -2,10 +2,12 @@
 //! be read is `Unknown`.
 
 mod backup;
+mod copies;
 pub(crate) mod members;
 mod pod;
 pub(crate) mod provenance;
 mod reach;
+mod stored;
 mod tls;
 
 use std::sync::Arc;

@@ -26,6 +26,8 @@ api::reasons! {
         ClusterExists,
         /// The restored EtcdCluster was deleted.
         ClusterMissing,
+        /// A copy of the backup is restored, because the backup cannot be read in the first store.
+        CopyChosen,
         /// The CustomResourceDefinition is older than the operator.
         DefinitionOutdated,
         /// No member of the etcd cluster answers.

@@ -137,6 +137,16 @@ fn findings(state: &PlanState, status: &EtcdRestoreStatus) -> (Finding, Finding)
             let revision = status.restored_revision.unwrap_or_default();
             let message =
                 format!("the cluster serves; the restored backup has revision {revision}");
+            let chosen = status.backup.as_ref();
+            let message = match chosen.and_then(|chosen| Some((chosen, chosen.copy.as_ref()?))) {
+                Some((chosen, copy)) => {
+                    format!(
+                        "{message}, from the copy {} at {}",
+                        copy.name, chosen.location
+                    )
+                }
+                None => message,
+            };
             (
                 finding(complete, yes, Reason::Succeeded, &message),
                 finding(failed, no, Reason::Succeeded, NOT_FAILED),
@@ -206,6 +216,13 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Create",
             format!("created the EtcdCluster {target}"),
         )),
+        Action::RecordBackup(chosen) => chosen.copy.as_ref().map(|copy| {
+            let message = format!(
+                "restoring from the copy {} at {}, because the backup in the first store cannot be restored: {}",
+                copy.name, chosen.location, copy.reason
+            );
+            Notice::warning(Reason::CopyChosen.as_str(), "Restore", message)
+        }),
         Action::CreatePod => Some(Notice::normal(
             Reason::SeedStarted.as_str(),
             "Create",

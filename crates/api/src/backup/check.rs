@@ -1,5 +1,6 @@
 //! Validates an `EtcdBackup`. Performs no I/O.
 
+use super::copy::{self, copy_problems};
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::can_restore_from;
 use crate::problem::{Problem, names_of_set};
@@ -60,10 +61,40 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
             .iter()
             .flat_map(|block| block.problems("spec.verification", &spec.storage_type)),
     );
+    let first = spec.block();
+    problems.extend(copy_problems(&spec.copy_to, "spec.copyTo", first));
+    if let Some(block) = &spec.continuous {
+        let is_encrypted = spec.encryption.is_some();
+        problems.extend(block.problems("spec.continuous", &spec.storage_type, is_encrypted));
+        if spec.ttl_seconds_after_finished.is_some() {
+            problems.push(Problem::new(
+                "spec.ttlSecondsAfterFinished",
+                "is set together with spec.continuous, and would end the recording",
+                "remove one of the two fields",
+            ));
+        }
+    }
     problems
 }
 
+impl EtcdBackupSpec {
+    /// True if the EtcdBackup has a schedule or an interval.
+    pub fn is_periodic(&self) -> bool {
+        self.backup_policy
+            .as_ref()
+            .is_some_and(BackupPolicy::is_periodic)
+    }
+}
+
 impl BackupPolicy {
+    /// True if the policy has a schedule or an interval.
+    pub fn is_periodic(&self) -> bool {
+        self.schedule.is_some()
+            || self
+                .backup_interval_in_second
+                .is_some_and(|seconds| seconds > 0)
+    }
+
     /// The problems of the policy. `prefix` is the path of the policy in the object.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let numbers = [
@@ -108,10 +139,11 @@ impl BackupPolicy {
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     // Retention and the starting deadline have no effect on a single backup.
+    let mut fields = copy::not_in_effect(spec);
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
-        return Vec::new();
+        return fields;
     };
-    names_of_set([
+    fields.extend(names_of_set([
         (
             policy.max_backups.is_some_and(|count| count > 0),
             "spec.backupPolicy.maxBackups",
@@ -122,7 +154,8 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
         ),
         (policy.max_age.is_some(), "spec.backupPolicy.maxAge"),
         (policy.retention.is_some(), "spec.backupPolicy.retention"),
-    ])
+    ]));
+    fields
 }
 
 /// The problems of fields that this release does not support, but must not ignore. There are none. If such a field
@@ -200,6 +233,14 @@ mod tests {
             (
                 r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"verification":{"window":{"schedule":"@daily","duration":"a night"}}}"#,
                 "spec.verification.window.duration",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"continuous":{"flushInterval":"2m"}}"#,
+                "spec.continuous.flushInterval",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"continuous":{},"ttlSecondsAfterFinished":1}"#,
+                "spec.ttlSecondsAfterFinished",
             ),
         ];
         for (spec, field) in cases {

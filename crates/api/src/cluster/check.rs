@@ -8,9 +8,10 @@ use super::{
     BootstrapMode, ClusterChange, ClusterDeletionPolicy, EtcdCluster, EtcdClusterSpec, EtcdOptions,
     GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy, TlsPolicy,
 };
+use crate::backup::copy_problems;
 use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::{Problem, names_of_set};
-use crate::storage::StorageType;
+use crate::storage::{StorageBlock, StorageType};
 use crate::version::EtcdVersion;
 
 /// The minimum validity of a generated certificate. The operator renews a certificate in the last third of its
@@ -280,6 +281,10 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
             .iter()
             .flat_map(|block| block.problems("spec.backup.verification", &backup.storage_type)),
     );
+    let blocks = backup.blocks();
+    let first = blocks.select(&backup.storage_type, "spec.backup", "storageType");
+    let first = first.ok().map(StorageBlock::from);
+    problems.extend(copy_problems(&backup.copy_to, "spec.backup.copyTo", first));
     let changes = backup.before_changes.iter();
     problems.extend(changes.filter(|change| !change.is_known()).map(|change| {
         let known = ClusterChange::KNOWN;

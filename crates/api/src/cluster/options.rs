@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TYPED_FLAGS;
 use super::before_changes::ClusterChange;
-use crate::backup::{BackupPolicy, Compression, Encryption, Verification};
+use crate::backup::{BackupCopy, BackupPolicy, Compression, Encryption, Verification};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
 use crate::storage::{
@@ -311,6 +311,11 @@ fn milliseconds(text: &DurationText) -> Option<String> {
     "spec.backup.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.backup.verification, or use a bucket or a PVC"
 ))]
 #[x_kube(validation = (
+    "!has(self.copyTo) || self.copyTo.size() == 0 || self.storageType != 'PVC'",
+    "spec.backup.copyTo is not possible for storageType PVC, because the operator cannot read the volume: remove \
+     spec.backup.copyTo, or use a bucket"
+))]
+#[x_kube(validation = (
     "!has(self.beforeChangesMaxAge) || (has(self.beforeChanges) && self.beforeChanges.size() > 0)",
     "spec.backup.beforeChangesMaxAge has no effect without spec.backup.beforeChanges: set beforeChanges or remove \
      beforeChangesMaxAge"
@@ -352,6 +357,11 @@ pub struct ClusterBackup {
     /// can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
+    /// Further stores to which each complete backup is copied, at most three.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub copy_to: Vec<BackupCopy>,
     /// Changes that wait for a recent backup: `Upgrade`, `Recovery`, `Restore` and `Shrink`. Without this field, no
     /// change waits. Before an upgrade or a removal of members, the operator requests a backup. A recovery and a
     /// restore in place need an existing backup.

@@ -390,7 +390,7 @@ pub struct MembersStatus {
 }
 
 /// Observed state of one member.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberStatus {
     /// Name of the member.

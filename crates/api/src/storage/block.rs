@@ -1,6 +1,7 @@
 //! The Secrets of a storage location, and the path in the location of a stored backup.
 
-use super::{StorageBlock, StorageSource};
+use super::{S3Source, StorageBlock, StorageSource};
+use crate::schema::given;
 
 /// A Secret that a storage location names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,18 @@ impl<'a> StorageSource<'a> {
             Self::Pvc(_) | Self::Local(_) => (None, None),
         };
         SecretNames { credentials, ca }
+    }
+}
+
+impl S3Source {
+    /// The name of the Secret with the credentials. `None` if the field is missing or empty.
+    pub fn aws_secret(&self) -> Option<&str> {
+        given(self.aws_secret.as_ref())
+    }
+
+    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
+    pub fn endpoint(&self) -> Option<&str> {
+        given(self.endpoint.as_ref())
     }
 }
 

@@ -80,6 +80,8 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
         compression: settings.compression.clone(),
         encryption: settings.encryption.clone(),
         verification: settings.verification.clone(),
+        copy_to: settings.copy_to.clone(),
+        continuous: None,
         ttl_seconds_after_finished: None,
         deletion_policy: None,
     };
@@ -217,6 +219,7 @@ mod tests {
                 "s3": { "path": "bucket/main", "awsSecret": "aws" },
                 "compression": "zstd",
                 "encryption": { "secret": "keys", "key": "2026" },
+                "copyTo": [{ "name": "second", "storageType": "GCS", "gcs": { "path": "other/main" } }],
             }},
         });
         change(&mut object);
@@ -255,6 +258,7 @@ mod tests {
             ("/spec/backup/backupPolicy/maxBackups", json!(9)),
             ("/spec/backup/s3/path", json!("bucket/other")),
             ("/spec/backup/encryption/key", json!("2027")),
+            ("/spec/backup/copyTo/0/gcs/path", json!("other/moved")),
         ] {
             let changed = cluster(|object| *object.pointer_mut(field).unwrap() = value);
             assert!(

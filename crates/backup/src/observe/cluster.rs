@@ -54,6 +54,29 @@ pub(super) async fn source(
     })
 }
 
+/// The client URLs for an agent, and its EtcdCluster. These URLs name the client Service and no members, so the agent
+/// keeps its settings if a member is replaced. The agent runs in the namespace of the EtcdBackup, so it can connect to
+/// the same endpoints as other pods of that namespace, and needs no grant.
+pub(super) async fn of_agent(
+    client: &Client,
+    backup: &EtcdBackup,
+) -> Result<(Vec<String>, Option<ManifestCluster>), Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let Some(reference) = &backup.spec.etcd_cluster else {
+        let endpoints = completed(&backup.spec.etcd_endpoints, &namespace);
+        return Ok((endpoints, None));
+    };
+    let cluster = cluster(client, &namespace, &reference.name).await?;
+    let forms = forms_of(client, &cluster, &namespace).await;
+    let endpoints = forms.iter().map(Addresses::service_url).collect();
+    let recorded = ManifestCluster {
+        name: cluster.name_any(),
+        namespace,
+        spec: cluster.spec,
+    };
+    Ok((endpoints, Some(recorded)))
+}
+
 /// Returns whether the operator may connect to a URL of the spec directly, only to addresses of pods, or not at all
 /// (invariant 28).
 async fn reach(

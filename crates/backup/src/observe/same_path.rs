@@ -1,4 +1,4 @@
-//! Finds the other periodic EtcdBackups with the same path. Performs no I/O.
+//! Finds the other periodic EtcdBackups that write to the same path, also as a copy. Performs no I/O.
 //!
 //! Retention counts and deletes the backups of this EtcdBackup, and ignores the backups of other EtcdBackups. A backup
 //! without an owner is counted by every EtcdBackup with its path. A backup has no owner if it has no manifest, or if
@@ -9,39 +9,47 @@ use api::storage::StorageSource;
 use kube::Resource;
 use runtime::controller::Guarded;
 
-fn source_of(backup: &EtcdBackup) -> Option<StorageSource<'_>> {
-    let blocks = backup.spec.blocks();
-    let source = blocks.select(&backup.spec.storage_type, "spec", "storageType");
-    source.ok()
+/// The stores to which an EtcdBackup writes: the first store and the stores of its copies.
+fn sources_of(backup: &EtcdBackup) -> impl Iterator<Item = StorageSource<'_>> {
+    let spec = &backup.spec;
+    let first = spec
+        .blocks()
+        .select(&spec.storage_type, "spec", "storageType");
+    let copies = spec.copy_to.iter().filter_map(|copy| {
+        let blocks = copy.blocks();
+        let source = blocks.select(&copy.storage_type, "spec.copyTo", "storageType");
+        source.ok()
+    });
+    first.ok().into_iter().chain(copies)
 }
 
-/// True if `other` is another periodic EtcdBackup with the same path. Also true if this release cannot parse `other`,
-/// because its path is then unknown.
+/// True if `other` is another periodic EtcdBackup that writes to `own`, a store of `backup`. Also true if this release
+/// cannot parse `other`, because its paths are then unknown.
 ///
 /// Several namespaces may use the same bucket, so the caller checks the EtcdBackups of all namespaces. The function
 /// ignores the endpoint in the spec, because a store may have several endpoints.
-pub(super) fn shares_path(backup: &EtcdBackup, other: &Guarded<EtcdBackup>) -> bool {
+pub(super) fn writes_to(
+    backup: &EtcdBackup,
+    own: &StorageSource<'_>,
+    other: &Guarded<EtcdBackup>,
+) -> bool {
     if other.meta().uid == backup.metadata.uid {
         return false;
     }
-    let Some(own) = source_of(backup) else {
-        return false;
-    };
     let Ok(other) = &other.0 else { return true };
-    if !other.spec.is_periodic() || other.spec.storage_type != backup.spec.storage_type {
+    if !other.spec.is_periodic() {
         return false;
     }
-    let Some(source) = source_of(other) else {
-        return false;
-    };
-    let same_volume = match (&own, &source) {
-        (StorageSource::Pvc(own), StorageSource::Pvc(claim)) => {
-            other.metadata.namespace == backup.metadata.namespace
-                && claim.claim_name == own.claim_name
-        }
-        _ => true,
-    };
-    same_volume && source.path() == own.path()
+    sources_of(other).any(|source| {
+        let same_store = match (own, &source) {
+            (StorageSource::Pvc(own), StorageSource::Pvc(claim)) => {
+                other.metadata.namespace == backup.metadata.namespace
+                    && claim.claim_name == own.claim_name
+            }
+            _ => source.block() == own.block(),
+        };
+        same_store && source.path() == own.path()
+    })
 }
 
 #[cfg(test)]
@@ -62,9 +70,10 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    /// The UIDs of the EtcdBackups with the path of `backup`.
+    /// The UIDs of the EtcdBackups that write to the first store of `backup`.
     fn others(backup: &EtcdBackup, all: &[Guarded<EtcdBackup>]) -> Vec<String> {
-        let others = all.iter().filter(|other| shares_path(backup, other));
+        let own = sources_of(backup).next().unwrap();
+        let others = all.iter().filter(|other| writes_to(backup, &own, other));
         others.filter_map(ResourceExt::uid).collect()
     }
 
@@ -118,6 +127,26 @@ mod tests {
         ];
         let all = all.map(|one| Guarded(Ok(one)));
         assert_eq!(others(&backup("new", |_| ()), &all), ["suspended"]);
+    }
+
+    /// Invariant 13: an EtcdBackup must not delete the copies that another EtcdBackup stores at its path.
+    #[test]
+    fn copies_of_other_etcdbackup_at_same_path_are_found() {
+        let copy = |path: &str| {
+            let copy = json!([{ "name": "second", "storageType": "S3", "s3": { "path": path } }]);
+            backup("copies", |object| {
+                object["spec"]["s3"]["path"] = json!("first/etcd");
+                object["spec"]["copyTo"] = copy;
+            })
+        };
+        let all = [Guarded(Ok(copy("bucket/etcd")))];
+        assert_eq!(others(&backup("new", |_| ()), &all), ["copies"]);
+        let all = [Guarded(Ok(copy("bucket/etcd_v2")))];
+        assert_eq!(others(&backup("new", |_| ()), &all), Vec::<String>::new());
+        // A copy to the first store of another EtcdBackup.
+        let own = copy("bucket/etcd");
+        let to = sources_of(&own).nth(1).unwrap();
+        assert!(writes_to(&own, &to, &Guarded(Ok(backup("new", |_| ())))));
     }
 
     #[test]

@@ -4,19 +4,20 @@
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
 
+use super::gone::is_gone;
 use super::recorded::{has_finalizer, has_removable_finalizer, is_finished, wants_finalizer};
 use super::requeue::{INPUT_RETRY, input_retry};
-use super::{Action, Plan, Verdict, clock, job};
+use super::{Action, Plan, Verdict, clock, copies, job};
 use crate::reason::Reason;
 use crate::snapshot::{Snapshot, Work};
 
-/// Time limit of the wait for a missing Secret. If the namespace is being deleted, the Secret never exists again.
-const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
-
 /// The time at which a finished EtcdBackup expires. `None` without `ttlSecondsAfterFinished`, or if the backup is
-/// unfinished.
+/// unfinished or not yet copied to each store.
 pub(super) fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
     let seconds = backup.spec.ttl_seconds_after_finished?;
+    if copies::are_pending(backup) {
+        return None;
+    }
     let status = backup.status.as_ref().filter(|_| is_finished(backup))?;
     let finished = status
         .completion_time
@@ -54,34 +55,29 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
     if !has_removable_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);
     }
-    if !has_finalizer(backup) || !wants_finalizer(backup) || all_removed(snapshot) {
+    if !has_finalizer(backup) || !wants_finalizer(backup) {
         return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
-    let obstacle = snapshot.obstacle.as_ref();
-    let failed = obstacle.or_else(|| snapshot.removal.problem());
     let since = backup
         .metadata
         .deletion_timestamp
         .as_ref()
         .map_or(now, |time| time.0);
-    match failed {
-        // A bucket that does not exist contains no backups, so nothing needs to be removed.
-        Some(trouble) if trouble.reason == Reason::BucketMissing => {
-            return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
-        }
-        // If the namespace is being deleted, no user can create the missing Secret again. The deletion must not wait
-        // forever.
-        Some(trouble)
-            if trouble.reason == Reason::SecretMissing
-                && now.duration_since(since) > SECRET_WAIT =>
-        {
-            return Plan::new(
-                Action::SetFinalizer(false),
-                Verdict::DeletionBlocked(trouble.clone()),
-                None,
-            );
-        }
-        _ => {}
+    // The copies are removed first: the operator finds them only while the status of the EtcdBackup exists.
+    if let Some(plan) = copies::plan_removal(backup, &snapshot.copies, since, now) {
+        return plan;
+    }
+    if all_removed(snapshot) {
+        return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
+    }
+    let obstacle = snapshot.obstacle.as_ref();
+    let failed = obstacle.or_else(|| snapshot.removal.problem());
+    if let Some(trouble) = failed.filter(|trouble| is_gone(trouble, since, now)) {
+        let verdict = match trouble.reason {
+            Reason::BucketMissing => Verdict::Unchanged,
+            _ => Verdict::DeletionBlocked(trouble.clone()),
+        };
+        return Plan::new(Action::SetFinalizer(false), verdict, None);
     }
     let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
     let verdict = failed

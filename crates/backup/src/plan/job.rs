@@ -214,7 +214,7 @@ fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
 }
 
 /// The Secrets that the pod needs to connect to etcd.
-fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
+pub(super) fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     match cluster {
         Some(cluster) => Reach {
             tls: cluster

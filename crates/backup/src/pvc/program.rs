@@ -97,7 +97,7 @@ fn opened(root: &Path, order: &Order) -> LocalStore {
 }
 
 /// Reads the credentials for etcd from the mounted Secrets.
-fn access(reach: &Reach) -> Result<Access, Trouble> {
+pub(crate) fn access(reach: &Reach) -> Result<Access, Trouble> {
     let trouble = |why: String| Trouble::new(Reason::SecretMissing, why);
     let mut access = Access::default();
     if let Some(secret) = &reach.tls {

@@ -131,7 +131,7 @@ pub(crate) async fn complete_backup(
 
 /// The manifest and its object. `None` if the manifest is missing, if `accepts` rejects it, or if the object has
 /// another size.
-async fn pair(
+pub(super) async fn pair(
     store: &dyn Store,
     key: &str,
     accepts: impl FnOnce(&BackupManifest) -> bool,

@@ -1,4 +1,4 @@
-//! Transfers with a real etcd and a real S3 server.
+//! Tests of transfers, most of them with a real etcd. The store is a real S3 server or a directory.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

@@ -242,39 +242,22 @@ pub(crate) fn authority_secret(
     owner: Option<OwnerReference>,
     (signs, next, trusted): (&Made, Option<&Made>, Vec<u8>),
 ) -> Secret {
-    let mut data = BTreeMap::from([
-        (
-            TLS_CERTIFICATE.to_owned(),
-            ByteString(signs.certificate.clone()),
-        ),
-        (TLS_KEY.to_owned(), ByteString(signs.key.clone())),
-        (AUTHORITIES.to_owned(), ByteString(trusted)),
-    ]);
+    let name = scope.secret(&rule.cluster);
+    let mut secret = secret(rule, name, owner, (signs.clone(), trusted));
+    secret.type_ = Some("Opaque".to_owned());
     if let Some(next) = next {
+        let data = secret.data.get_or_insert_default();
         data.insert(
             NEXT_CERTIFICATE.to_owned(),
             ByteString(next.certificate.clone()),
         );
         data.insert(NEXT_KEY.to_owned(), ByteString(next.key.clone()));
     }
-    let asked = rule
+    secret.metadata.annotations = rule
         .rotate
         .clone()
         .map(|text| BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)]));
-    let name = scope.secret(&rule.cluster);
-    Secret {
-        metadata: ObjectMeta {
-            labels: labels(&rule.cluster, &name),
-            name: Some(name),
-            namespace: Some(rule.namespace.clone()),
-            annotations: asked,
-            owner_references: owner.map(|owner| vec![owner]),
-            ..ObjectMeta::default()
-        },
-        type_: Some("Opaque".to_owned()),
-        data: Some(data),
-        ..Secret::default()
-    }
+    secret
 }
 
 /// Label that names the use of the certificate in a Secret.
@@ -288,6 +271,19 @@ pub(crate) fn leaf_secret(
     (made, trusted): (Made, Vec<u8>),
 ) -> Secret {
     let name = names::certificate_secret(owned_by, used);
+    Secret {
+        type_: Some("kubernetes.io/tls".to_owned()),
+        ..secret(rule, name, owner, (made, trusted))
+    }
+}
+
+/// Builds a Secret with a certificate, its key and the CAs that its owner trusts.
+fn secret(
+    rule: &Rule,
+    name: String,
+    owner: Option<OwnerReference>,
+    (made, trusted): (Made, Vec<u8>),
+) -> Secret {
     let data = BTreeMap::from([
         (TLS_CERTIFICATE.to_owned(), ByteString(made.certificate)),
         (TLS_KEY.to_owned(), ByteString(made.key)),
@@ -301,7 +297,6 @@ pub(crate) fn leaf_secret(
             owner_references: owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
-        type_: Some("kubernetes.io/tls".to_owned()),
         data: Some(data),
         ..Secret::default()
     }

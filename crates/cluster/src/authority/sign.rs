@@ -69,8 +69,8 @@ pub(crate) fn leaf(
         .collect::<Result<_, _>>()?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
-        // A member uses its serving certificate as a client certificate too. It presents the certificate to its peers,
-        // and etcd's JSON gateway presents it to the listener of the same member.
+        // A member presents its `Peer` certificate to other members as a client. etcd's JSON gateway presents the
+        // `Server` certificate to the listener of the same member. Both certificates therefore need `ClientAuth` too.
         CertificateUse::Peer | CertificateUse::Server => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,

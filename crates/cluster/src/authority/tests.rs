@@ -100,14 +100,14 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
     }
     assert!(!one.covers("db-bbbbbbbbbb.prod.svc"));
     assert!(one.dns_names.iter().all(|name| !name.contains('*')));
-    // rustls must find the same host names in the certificate as the operator.
+    // rustls must accept the same host names in the certificate as `covers`.
     let end = EndEntityCert::try_from(&one.der).unwrap();
     let host = ServerName::try_from("db-client.prod.svc").unwrap();
     assert!(end.verify_is_valid_for_subject_name(&host).is_ok());
 }
 
 #[test]
-fn certificate_expires_with_issuer_and_is_renewed_at_two_thirds() {
+fn certificate_expires_with_issuer_and_is_renewed_after_two_thirds_of_validity() {
     let short = Duration::from_hours(1);
     let clients = authority(CaScope::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);

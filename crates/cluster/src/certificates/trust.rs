@@ -36,7 +36,7 @@ impl Certificates {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
         let signers = self.signers()?;
-        // The trust of each scope has an expiry. The annotation contains the earliest expiry of all scopes.
+        // Each scope has its own `trusts_until`. The annotation contains the earliest time of all scopes.
         let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
         let until = until.min().map_or(0, Timestamp::as_second);
         let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
@@ -167,8 +167,8 @@ impl Certificates {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A pod that a restore has just created lacks both trust annotations. The operator assumes that it accepts new
-        // members.
+        // A pod with neither of the two annotations about its CAs (`silent`) counts as accepting new members, because a
+        // restore has just created the pod.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -184,9 +184,9 @@ impl Certificates {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
         let other = match &noted.trust {
-            // The comparison ignores the expiry, which is the part of the annotation after `@`.
+            // The comparison ignores the part of the annotation after `@`, because this part is the expiry.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // A person deleted the annotation with the trust digest. The annotation with the CAs is compared instead.
+            // If a person has deleted the annotation with the trust digest, the list of CAs is compared.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
         other.then(|| "etcd was started with other certificate authorities".to_owned())

@@ -21,8 +21,8 @@ impl ExecuteContext<'_> {
             EtcdCall::AddMember { url, learner } => {
                 let url = std::slice::from_ref(url);
                 match self.etcd.add_member(via, url, *learner).await {
-                    // etcd already has a member with this peer URL: an earlier attempt added the member, but the answer
-                    // of etcd was lost.
+                    // The call counts as successful, because an earlier attempt added the member with this peer URL,
+                    // and only the answer of etcd was lost.
                     Err(etcd::Error::PeerUrlExists) => Ok(()),
                     answer => answer.map(|_| ()),
                 }
@@ -38,8 +38,8 @@ impl ExecuteContext<'_> {
             }
             EtcdCall::Downgrade { to } => self.etcd.downgrade(via, to.as_deref()).await,
             EtcdCall::Defragment { member, recorded } => {
-                // A defragmentation may take minutes, so the reconcile does not wait for the call. A later observation
-                // reads the result.
+                // `begin` runs the call in the background, because a defragmentation may take minutes. A later
+                // observation reads the result.
                 let (etcd, url) = (Arc::clone(self.etcd), self.client_url(member));
                 let call = async move { etcd.defragment(&url).await };
                 let cluster = self.cluster.uid().unwrap_or_default();
@@ -81,10 +81,8 @@ impl ExecuteContext<'_> {
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));
-        known.cloned().unwrap_or_else(|| {
-            let namespace = self.cluster.namespace().unwrap_or_default();
-            let members = member::Members::of(self.cluster, &namespace, "", None);
-            members.addresses().client_url(member)
-        })
+        known
+            .cloned()
+            .unwrap_or_else(|| member::addresses(self.cluster).client_url(member))
     }
 }

@@ -139,8 +139,8 @@ impl ExecuteContext<'_> {
         };
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
-        // With authentication, etcd takes the common name of a client certificate as the user name. The operator's
-        // certificate therefore has a reserved user name, and a client's certificate has the name of no etcd user.
+        // With authentication, etcd uses the common name of a client certificate as the user name. `Operator` therefore
+        // gets a reserved user name, and `Client` gets a name that no etcd user has.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),

@@ -119,8 +119,8 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // `Exists` and `Changed` are separate errors, so a conflict (409) is a rejection by admission, such as a
-            // quota.
+            // A `Conflict` (409) is a rejection by admission here, such as a quota, because `Exists` and `Changed` are
+            // separate errors.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

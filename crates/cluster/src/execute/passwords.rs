@@ -3,7 +3,8 @@
 use api::names;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
+use runtime::apply;
 use runtime::credentials::record_data;
 
 use crate::action::{Kind, Passwords, Reference};
@@ -40,10 +41,7 @@ impl ExecuteContext<'_> {
                 name: Some(names::auth_secret(&self.cluster.name_any())),
                 namespace: self.cluster.namespace(),
                 labels: Some(names::cluster_labels(&self.cluster.name_any())),
-                owner_references: self
-                    .cluster
-                    .controller_owner_ref(&())
-                    .map(|owner| vec![owner]),
+                owner_references: apply::owner_reference(self.cluster).map(|owner| vec![owner]),
                 uid: recorded.map(|recorded| recorded.uid.clone()),
                 ..ObjectMeta::default()
             },

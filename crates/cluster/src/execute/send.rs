@@ -51,7 +51,10 @@ impl ExecuteContext<'_> {
         action: &Action,
         via: &[String],
     ) -> Result<Option<String>, Error> {
-        self.in_time()?;
+        // Invariant 11: no write is sent if the observation is too old.
+        if !apply::is_fresh(self.since) {
+            return Err(Error::TooOld);
+        }
         match &action.request {
             Request::Create(object) => match object {
                 Object::Service(it) => self.create(it.as_ref()).await,
@@ -75,14 +78,6 @@ impl ExecuteContext<'_> {
             Request::Certificate(write) => self.certificate(write).await,
             Request::Passwords(write) => self.passwords(*write).await,
         }
-    }
-
-    /// Invariant 11: fails if the observation is too old for a write.
-    fn in_time(&self) -> Result<(), Error> {
-        if apply::is_fresh(self.since) {
-            return Ok(());
-        }
-        Err(Error::TooOld)
     }
 
     pub(super) fn api<K>(&self) -> Api<K>

@@ -43,7 +43,7 @@ impl Server {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let kind = request.uri().path().split('/').nth(5).unwrap().to_owned();
         let body = request.into_body().collect_bytes().await.unwrap();
-        // The body of a GET request is empty, so `object` is null for it.
+        // `object` is null for a GET request, because the body of the request is empty.
         let mut object: Value = serde_json::from_slice(&body).unwrap_or_default();
         let mark = object["metadata"]["annotations"]
             .get(names::ANNOTATION_STARTED)
@@ -190,7 +190,7 @@ const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn invariant_11_started_annotation_is_removed_if_observation_expires() {
+async fn invariant_11_expired_observation_removes_started_annotation_unless_pvc_exists() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -199,11 +199,11 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires() {
         "{:?}",
         acted.failed
     );
-    // The member has no volume here, so the operator creates the pod directly after the Service.
+    // The member has no volume in this call, so the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // The PVC exists here, so the annotation `started` stays. The next reconcile or another operator process creates
-    // the pod.
+    // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the
+    // next reconcile or another operator process creates the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -211,7 +211,7 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires() {
         "{:?}",
         acted.failed
     );
-    // The observation is already too old at the start here, so the operator sends no request.
+    // The observation is already too old at the start of this call, so the operator sends no request.
     let (asked, _) = started((CLAIMS, Does::Takes(more)), (true, Duration::ZERO)).await;
     assert!(asked.is_empty(), "{asked:?}");
 }
@@ -246,7 +246,7 @@ async fn invariant_6_started_annotation_is_removed_only_if_no_pod_was_created() 
 /// Invariants 6 and 11: after the operator has set the annotation `started`, it retries the creation of the next
 /// object, but only while its observation is fresh.
 #[tokio::test]
-async fn creation_after_started_annotation_is_retried_until_observation_expires() {
+async fn failed_pvc_creation_is_retried_until_observation_expires() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -260,8 +260,8 @@ async fn creation_after_started_annotation_is_retried_until_observation_expires(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
         );
-        // The operator sends the creation after 0, 0.1, 0.3 and 0.7 s. On a slow machine, fewer attempts fit into the
-        // time limit.
+        // The operator requests the PVC after 0, 0.1, 0.3 and 0.7 s. On a slow machine, fewer requests fit into the
+        // second for which the observation is fresh.
         assert_eq!(asked[0], MARKED);
         assert!((2..=4).contains(&asked[1..].len()), "{code}: {asked:?}");
         assert!(
@@ -269,8 +269,8 @@ async fn creation_after_started_annotation_is_retried_until_observation_expires(
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // A request that fails before the annotation is set is not retried in this reconcile. The next reconcile
-        // repeats it without harm.
+        // If the write of the annotation `started` fails, the operator does not retry this write in this reconcile,
+        // because the next reconcile can repeat it without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }

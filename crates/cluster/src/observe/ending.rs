@@ -17,8 +17,8 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // etcd prints these errors for a WAL file without a valid record. The first comes from the protobuf library of etcd
-    // 3.7, the others from earlier releases.
+    // etcd prints these errors for a WAL file without a valid record. The first error comes from the protobuf library
+    // of etcd 3.7, the two other errors come from the library of earlier releases.
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
@@ -79,15 +79,17 @@ const LAST_WORDS: [&str; 4] = [
 /// The last exit of a container; `None` if it has not exited. `alone`: the pod's `--initial-cluster` names no other
 /// member.
 pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
-    let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
-        state.as_ref().and_then(|state| state.terminated.clone())
-    };
-    let ended = terminated(&status.state).or_else(|| terminated(&status.last_state))?;
+    let ended = last_exit(status)?;
     let at = ended.finished_at.as_ref()?.0;
     Some(Ending {
         at,
-        cause: cause(&ended, alone),
+        cause: cause(ended, alone),
     })
+}
+
+pub(super) fn last_exit(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    let mut states = [&status.state, &status.last_state].into_iter().flatten();
+    states.find_map(|state| state.terminated.as_ref())
 }
 
 fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
@@ -99,12 +101,12 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    // The termination message keeps only the last 2048 bytes. A long stack trace may have displaced the final message
-    // of etcd.
+    // If `begin` finds no final message of etcd, the whole text counts. The termination message keeps only the last
+    // 2048 bytes, so a long stack trace may have displaced the final message.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // If a long stack trace has displaced the final message, the frames of bbolt may be missing too. Frames of the
-    // package that opens the database then also count.
+    // A long stack trace that displaces the final message may also displace the frames of bbolt. In this case, frames
+    // of the package that opens the database count too.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -114,7 +116,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     } else if says(&SURROUNDINGS) {
         Cause::Surroundings(sentence(text))
     } else if ended.exit_code == 2 && says(in_database) {
-        // After a panic, a Go program exits with code 2. bbolt panics if a page of the database is invalid.
+        // Exit code 2 is the code of a Go program after a panic. bbolt panics if a page of the database is invalid.
         Cause::Data("the database file cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
@@ -177,7 +179,7 @@ mod tests {
 
     /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 for data directories that were damaged on purpose.
     #[test]
-    fn damaged_data_is_recognized_by_etcd_messages() {
+    fn damaged_data_is_recognized_from_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
         let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";

@@ -6,7 +6,7 @@ use api::cluster::EtcdClusterSpec;
 use api::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
+    Container, ContainerStatus, Pod as KubePod, PodCondition, Volume,
 };
 use kube::ResourceExt;
 use member::{Notes, Report, difference, is_image_failure, recorded_hash};
@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node, the status of the container is outdated, but the node controller has set the pod's condition
-        // `Ready` to false.
+        // The pod's condition `Ready` (`unready`) counts too, because the container status is outdated on a lost node,
+        // and the node controller sets only this condition to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -154,8 +154,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers report `untolerated taint(s)` without a name. No volume is on a node with a control-plane taint,
-    // so this taint counts like the taint of an unreachable node.
+    // Newer schedulers report `untolerated taint(s)` without the name of the taint. The taint of a control-plane node
+    // counts like the taint of an unreachable node, because no volume is on a control-plane node.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -183,10 +183,8 @@ pub(super) fn argument<'a>(pod: &'a KubePod, flag: &str) -> Option<&'a str> {
 }
 
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    statuses
-        .iter()
-        .find(|status| status.name == names::CONTAINER_ETCD)
+    let mut statuses = pod.status.as_ref()?.container_statuses.iter().flatten();
+    statuses.find(|status| status.name == names::CONTAINER_ETCD)
 }
 
 fn running_since(status: &ContainerStatus) -> Option<jiff::Timestamp> {
@@ -194,13 +192,13 @@ fn running_since(status: &ContainerStatus) -> Option<jiff::Timestamp> {
     running.started_at.as_ref().map(|time| time.0)
 }
 
+pub(super) fn volumes(pod: &KubePod) -> impl Iterator<Item = &Volume> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.volumes.iter().flatten())
+}
+
 fn is_durable(pod: &KubePod) -> bool {
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .into_iter()
+    volumes(pod)
         .any(|volume| volume.name == names::VOLUME_DATA && volume.persistent_volume_claim.is_some())
 }
 
@@ -234,11 +232,7 @@ fn initial_members(container: &Container) -> BTreeSet<String> {
 /// Why a pod does not run. The text is the message of the scheduler or the kubelet.
 fn trouble(pod: &KubePod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
-    let scheduled = status
-        .conditions
-        .iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled");
+    let scheduled = condition(pod, "PodScheduled");
     if let Some(condition) = scheduled.filter(|condition| condition.status == "False") {
         let why = condition
             .message
@@ -304,11 +298,7 @@ fn container_trouble(container: &ContainerStatus, image: Option<&str>) -> Option
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
         _ => {
-            let last = container
-                .last_state
-                .as_ref()
-                .map(last_words)
-                .unwrap_or_default();
+            let last = last_words(container).unwrap_or_default();
             Some(Trouble::Failing(format!(
                 "container {}: {text}{last}",
                 container.name
@@ -317,11 +307,9 @@ fn container_trouble(container: &ContainerStatus, image: Option<&str>) -> Option
     }
 }
 
-fn last_words(last: &ContainerState) -> String {
-    let Some(ended) = &last.terminated else {
-        return String::new();
-    };
-    // The containers of a seed pod write their termination message as JSON.
+fn last_words(container: &ContainerStatus) -> Option<String> {
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?;
+    // A container of a seed pod writes its termination message as JSON (`Report`).
     let said = ended
         .message
         .as_deref()
@@ -331,7 +319,8 @@ fn last_words(last: &ContainerState) -> String {
         });
     let said = said.filter(|text| !text.is_empty());
     let said = said.map(|text| format!(": {text}")).unwrap_or_default();
-    format!(" (ended with exit code {}{said})", ended.exit_code)
+    let code = ended.exit_code;
+    Some(format!(" (ended with exit code {code}{said})"))
 }
 
 #[cfg(test)]

@@ -68,8 +68,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A slow member with a ready pod gets the full deadline in two cases: its health listener does not answer, or
-        // it has had enough time to join.
+        // A member with a ready pod gets the full deadline in two cases: its health listener does not answer, or it has
+        // had enough time to join.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }

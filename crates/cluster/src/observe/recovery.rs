@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
-use api::conditions::ConditionType;
+use api::conditions::{ConditionType, find};
 use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
@@ -22,23 +22,20 @@ const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Reads the records of a recovery from the status of the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // Ignores the record of an unfinished recovery if a restore has since replaced the cluster: `from_token` is then
-    // the token of the replaced cluster.
+    // The record of an unfinished recovery is ignored if `from_token` is not the current token, because a restore has
+    // then replaced the cluster after the recovery had started.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
     };
-    let available = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == ConditionType::Available.as_str());
+    let available = find(&status.conditions, &ConditionType::Available);
     Recovery {
         record: status.recovery.clone().filter(is_of_this_cluster),
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A hibernated cluster is unavailable on purpose. The unavailable time of the cluster starts only after it has
-        // resumed.
+        // While the cluster hibernates, `unavailable_since` is `None`, because a hibernated cluster is unavailable on
+        // purpose.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -54,9 +51,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
 /// not answer. A quorum that returns and answers late loses no write, because the client Service has no endpoints
 /// during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
-    let record = observed.recovery.record.as_ref();
-    let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
-    if under_way { UNDER_WAY } else { Duration::MAX }
+    let recovers = observed.recovery.in_progress().is_some();
+    if recovers { UNDER_WAY } else { Duration::MAX }
 }
 
 /// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details.
@@ -99,10 +95,9 @@ async fn seed(
     snapshot: &KubeSnapshot,
     observed: &Observed,
 ) -> Option<Seen<SeedAnswer>> {
-    let record = observed.recovery.record.as_ref()?;
-    let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // The seed starts etcd only after it has copied all data. The operator calls the seed only while its etcd container
-    // runs.
+    let name = &observed.recovery.in_progress()?.member;
+    // The operator calls the seed only while its etcd container runs, because etcd starts after the seed has copied all
+    // data.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+
+use super::ending::last_exit;
+use crate::clock::age;
 
 /// An etcd container that ran for longer than this before its exit had started successfully on its data.
 const LONG: Duration = Duration::from_mins(10);
@@ -24,7 +27,7 @@ pub(super) fn unready_since(
         return since;
     }
     let bound = etcd.and_then(last_life).map(|(began, ended)| {
-        let lasted = Duration::try_from(ended.duration_since(began)).unwrap_or_default();
+        let lasted = age(began, ended);
         if lasted > LONG { ended } else { began }
     });
     bound.map_or(since, |bound| since.max(bound))
@@ -39,12 +42,8 @@ fn has_sidecars(pod: &Pod) -> bool {
 }
 
 fn last_life(status: &ContainerStatus) -> Option<(Timestamp, Timestamp)> {
-    let ended = |state: &Option<_>| -> Option<ContainerStateTerminated> {
-        let state: &k8s_openapi::api::core::v1::ContainerState = state.as_ref()?;
-        state.terminated.clone()
-    };
-    let life = ended(&status.state).or_else(|| ended(&status.last_state))?;
-    Some((life.started_at?.0, life.finished_at?.0))
+    let life = last_exit(status)?;
+    Some((life.started_at.as_ref()?.0, life.finished_at.as_ref()?.0))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use api::cluster::{PeerListener, PeerStage, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
-use member::Members;
 
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
@@ -53,11 +52,8 @@ fn mode(pod: &Pod) -> Option<TlsMode> {
     let name = pod.name_any();
     let own = [CertificateUse::Peer, CertificateUse::Server]
         .map(|used| names::certificate_secret(&name, used));
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let mut secrets = volumes.filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    let mut secrets =
+        pods::volumes(pod).filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
     let maker = if secrets.any(|secret| own.contains(secret)) {
         Maker::Operator
     } else {
@@ -86,8 +82,7 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
 /// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
 /// Service routing.
 pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let addresses = member::addresses(cluster);
     let url = |pod: &Pod| {
         let text = pod.status.as_ref()?.pod_ip.as_ref()?;
         let name = pod.name_any();
@@ -124,10 +119,10 @@ pub(super) fn started(
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Pods with another token are ignored: they belong to the cluster that a recovery or a restore has replaced.
+    // Pods with another token are ignored, because they belong to a cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod with the token but without an owner belongs to this cluster, and the operator adopts it later.
+        // `owned` is required only without the annotation: a pod with `token` is adopted later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -139,8 +134,8 @@ pub(super) fn started(
         .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
         .collect();
     if made.is_empty() {
-        // Invariant 23: the members of a deleted EtcdCluster start again with their TLS settings, even if the new
-        // spec has other settings.
+        // Invariant 23: without pods, the TLS settings on the PVCs count. After the EtcdCluster was deleted and created
+        // again, its members thus start with their previous TLS settings.
         let of_token = |claim: &&PersistentVolumeClaim| {
             let of = claim.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
             token.is_some() && of == token && children::belongs(&claim.metadata, &uid).is_some()
@@ -254,7 +249,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // This pod has no annotation with its TLS settings, so the settings of the spec count.
+            // The pod of this row has no annotation with its TLS settings, so the settings of the spec count.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);

@@ -134,7 +134,7 @@ fn members_are_called_at_pod_ip() {
 }
 
 #[test]
-fn bootstrap_members_are_not_called_before_service_has_endpoints() {
+fn voter_is_not_called_until_its_service_has_endpoints() {
     use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
@@ -451,8 +451,8 @@ fn same_named_objects_of_other_owners_are_recognized() {
         all[0]
     };
     assert!(!shared(&|_| ()));
-    // The client Service of `db` has the name `db-client`. Another EtcdCluster called `db-client` has a headless
-    // Service with the same name.
+    // Another EtcdCluster owns the objects in this call. For example, the headless Service of an EtcdCluster
+    // `db-client` has the name of the client Service of `db`.
     assert!(shared(&|metadata| {
         metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();
     }));
@@ -500,7 +500,7 @@ fn status_of_coreos_operator_proves_earlier_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // The status below was written by this operator for an earlier EtcdCluster of this name, not by
+    // This operator wrote the status below for an earlier EtcdCluster of this name, so the status proves no cluster of
     // coreos/etcd-operator.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());

@@ -9,7 +9,6 @@ use api::names::Addresses;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use member::Members;
 use member::tls::{Authorities, ClusterTls, Slot};
 
 use super::{KubeSnapshot, pods};
@@ -21,8 +20,7 @@ const ADVERTISED: &str = "--initial-advertise-peer-urls=";
 
 /// The form of the addresses that the running members use; `None` if no pod shows it.
 pub(super) fn running_form(cluster: &EtcdCluster, pods: &[Pod]) -> Option<MemberAddress> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let addresses = member::addresses(cluster);
     pods.iter().find_map(|pod| form(pod, &addresses))
 }
 
@@ -43,9 +41,7 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
 /// The planner's view of the cluster's TLS.
 pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     let tls = &snapshot.tls;
-    let cluster = snapshot.effective.cluster();
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let addresses = member::addresses(snapshot.effective.cluster());
     let mut faults = tls.faults(&addresses, now);
     let apart = tls.faults_of_started(&started(snapshot), &faults, now);
     faults.extend(apart);

@@ -67,8 +67,8 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     let details = status.member_details.iter().map(|one| one.name.clone());
     let nothing_exists = pods.is_empty() && claims.is_empty() && services.is_empty();
     let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
-        // The bootstrap was just recorded. If an object exists without labels, the operator fails to create it again:
-        // a member's start creates only objects that do not exist (invariant 6). The next reconcile finds the object.
+        // The bootstrap was just recorded, so no object is read by name. If an object exists without labels, its
+        // creation fails (invariant 6), and a later reconcile finds the object.
         (None, Some(_)) if nothing_exists => return Missing::default(),
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),

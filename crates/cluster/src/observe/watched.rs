@@ -38,7 +38,7 @@ pub fn objects(watched: &Watched, cluster: &EtcdCluster) -> Option<Objects> {
     let plain = rollout.at.is_none() && rollout.next.is_none() && cluster.spec.auth.is_none();
     let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
     let is_calm = |pod: &Pod| stays(pod) && !pods::tells_a_time(pod);
-    // If a pod became ready or unready, the status must change.
+    // `is_reported` is false if a pod became ready or unready, because the status must then change.
     let is_true = |condition: &PodCondition| condition.status == "True";
     let is_ready = |pod: &&Pod| pods::condition(pod, "Ready").is_some_and(is_true);
     let ready = pods.iter().filter(is_ready).map(ResourceExt::name_any);

@@ -57,7 +57,7 @@ impl Builder<'_> {
     /// The properties that the objects of all members share, for a cluster with this token and ID.
     fn members_of<'b>(&'b self, token: &'b str, cluster_id: Option<&'b str>) -> Members<'b> {
         let object = &self.desired.object;
-        // Kubernetes guarantees a namespace for every EtcdCluster, so the default is never used.
+        // Every EtcdCluster has a namespace, so the default value is never used.
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         Members::of(object, namespace, token, cluster_id)
     }
@@ -188,8 +188,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // The operator issues the certificates of a member before it creates the PVC and the pod. If issuing fails, no pod
-    // exists, so the operator removes the annotation `started`.
+    // If the certificate of a member cannot be issued, the annotation `started` is always removed: no pod exists,
+    // because the operator issues certificates before it creates the PVC and the pod.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = Request::Certificate(write);

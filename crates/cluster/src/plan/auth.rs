@@ -68,8 +68,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         }
         (Some(true), Login::Off) => {
             draft.say("enable authentication in etcd");
-            // Invariant 21: the recorded password is kept if there is one, because an earlier attempt may already have
-            // set it in etcd.
+            // Invariant 21: a password that is already recorded is not replaced, because an earlier attempt may have
+            // set this password in etcd.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let enable = build.auth(AuthChange::Enable);
             draft.chain(record.into_iter().chain([enable]).collect());
@@ -83,8 +83,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
-        // Without a record of a password, another program or a person enabled authentication, so the operator does
-        // not disable it.
+        // If no password is recorded, another program or a person enabled authentication, so the operator does not
+        // disable authentication.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, but another program or a person enabled authentication \
              in etcd, so the operator does not disable it. To disable authentication, run: etcdctl auth disable";

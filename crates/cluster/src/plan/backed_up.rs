@@ -51,13 +51,13 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
         return true;
     }
     let id = id.to_string();
-    // Kubernetes stores times in whole seconds.
+    // `now` is reduced to whole seconds, because Kubernetes stores times without fractions of a second.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let known = current(observed, change);
     let new = || BeforeChangeStatus::waiting(change.clone(), id.clone(), Time(now));
     let record = known.cloned().unwrap_or_else(new);
     let requested = record.start_time.0;
-    // A backup that was made for this change counts, even if its verification took longer than the maximum age.
+    // A backup made after `requested` counts even if it is older than `age`, because verification may take long.
     let since = earliest_backup(now, age).min(requested);
     let backup = observed.before_change.backup.as_ref();
     let backup = backup.filter(|backup| backup.covers(&id, since, now));
@@ -114,7 +114,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // The operator writes the time of the loss to the status now, and reads it in the next reconcile.
+    // Until the time of the loss is known, no recovery starts. The operator writes this time to the status now.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

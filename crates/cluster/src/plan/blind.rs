@@ -65,7 +65,7 @@ pub(super) fn blind<'a>(
         draft.join(end);
         return draft;
     }
-    if !added.is_empty() && recovery::in_progress(observed).is_none() {
+    if !added.is_empty() && observed.recovery.in_progress().is_none() {
         let text = format!(
             "no quorum of the members answers ({why}); the operator starts members that were added to etcd's list but have not run yet"
         );

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::disks::unfit_claim;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
@@ -38,20 +38,20 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.len() > 1 {
-        // Invariant 36: the volumes of earlier clusters are ignored.
+        // Invariant 36: tokens that exist only on volumes of earlier clusters are ignored.
         let is_newest = |(token, ..): &Trace| retained::may_be_newest(observed, token);
         if traces.iter().any(is_newest) {
             traces.retain(is_newest);
         }
     }
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // If only one of several tokens has a cluster ID, the other tokens are ignored: their clusters never formed.
+        // If exactly one token has a cluster ID, the other tokens are ignored, because their clusters never formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
         // Invariant 6: a token without a cluster ID counts only if all first members have objects, because a first
-        // member without objects may have run and lost its data. A new bootstrap then loses no acknowledged write,
-        // because clients are served only after the pods have a cluster ID.
+        // member without objects may have run and lost its data. If the token does not count, a new bootstrap loses no
+        // acknowledged write: clients are served only after the pods have a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -61,8 +61,8 @@ pub(super) fn unrecorded<'a>(
         if let Some(refusal) = refusal {
             return refusal;
         }
-        // Invariant 7: the token on pods and volumes proves that a cluster exists. The operator records this cluster
-        // again.
+        // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records this cluster
+        // again and starts no new bootstrap.
         draft.say(format!("record the cluster of members {}", join(members)));
         let cluster_id = recorded.or(*found);
         // A joined cluster was created by other software, so the operator records no first members.
@@ -235,8 +235,8 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The operator creates the Service of a member before its PVC and its pod. Without all three objects, the
-        // member was never created.
+        // If the Service, the pod and the PVC are all missing, the member was never created, because the operator
+        // creates the Service first.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
@@ -364,8 +364,7 @@ fn start_first<'a>(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        // Existing data on the volume belongs to the version that last used the volume, so the member starts with that
-        // version.
+        // If a volume exists, the member starts with the version that last used the volume.
         version: match observed.disks.get(name) {
             Some(disk) => versions::noted(desired, observed, Some(disk)),
             None => desired.version.clone(),
@@ -391,7 +390,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: the member lost its data and may have voted already, so no member starts again under its name.
+        // Invariant 6: no member starts again under this name, because the member may have voted already.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
@@ -407,7 +406,7 @@ fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    // Without the number of running members: each new number would need a read and a status write.
+    // The text omits the number of running members, because each new number would need a read and a status write.
     let text = format!("the cluster forms when {quorum} of its {first} first members run");
     draft.wait(Reason::Bootstrapping, text, delay);
 }
@@ -423,8 +422,8 @@ pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // The pod and the PVC of each first member name all first members. The result therefore includes members whose own
-    // objects are lost.
+    // Each pod and PVC of a first member names all first members, so the result includes members whose objects are
+    // lost.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

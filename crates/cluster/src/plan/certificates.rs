@@ -26,7 +26,9 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, CaScope, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
+use crate::plan::view::is_known;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
@@ -159,7 +161,6 @@ impl Keeper<'_> {
     /// True if the member has no Kubernetes object and is in no member list.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
-        let first = observed.intent.as_ref();
         let Seen::Known(list) = &observed.members else {
             return false;
         };
@@ -167,13 +168,8 @@ impl Keeper<'_> {
             let mut urls = one.peer_urls.iter();
             one.name == member || urls.any(|url| api::names::member_of_url(url) == Some(member))
         });
-        let forming = observed.cluster_id.is_none()
-            && first.is_some_and(|intent| intent.members.contains(member));
-        !listed
-            && !forming
-            && !observed.pods.contains_key(member)
-            && !observed.disks.contains_key(member)
-            && !observed.services.contains_key(member)
+        let forming = observed.cluster_id.is_none() && observed.is_first_member(member);
+        !listed && !forming && !is_known(observed, member)
     }
 
     /// Maintains one CA: creates it if it is missing, and rotates it before it expires.
@@ -282,7 +278,7 @@ impl Keeper<'_> {
             say(CertificateWrite::Retire { scope, over }, draft);
             return;
         }
-        let left = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
+        let left = age(self.now, at);
         let text = format!(
             "the former {} certificate authority is trusted until {at}, so that clients can load their new \
              certificates",
@@ -353,8 +349,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Clients need time to load their new certificates, so former CAs stay in the trust bundle of the members for a
-        // while.
+        // If `in_use` is not empty, the CA was replaced. The valid former CAs in the certificate Secrets (`known`) then
+        // stay in the bundle, because clients need time to load their new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -395,7 +391,7 @@ impl Keeper<'_> {
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // The CA Secret of the other scope may be missing at the moment, so only the bundle of this scope is compared.
+        // Only the bundle of this scope is compared, because the CA Secret of the other scope may be missing.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
@@ -414,8 +410,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: a running member has its certificate files in its pod, and continues even if the Secret is
-        // lost. The operator issues a new certificate only when every member would accept it.
+        // Invariant 20: the operator issues a new certificate for a running member only when every member would accept
+        // it. Without its Secret, the member continues with the certificate files in its pod.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -441,7 +437,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // No member accepts an expired certificate, so the operator replaces the certificate at once.
+            // An expired certificate is replaced at once, because no member accepts it.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)

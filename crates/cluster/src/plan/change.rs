@@ -23,7 +23,7 @@ pub(super) fn decide(
 
 pub(super) fn remove(view: &View, member: &MemberState, why: &str, draft: &mut Draft) -> bool {
     let removal = actions::remove(&member.name, member.id());
-    // Invariant 25: the operator records the removal on the PVC before it sends the request to etcd.
+    // Invariant 25: the operator records the removal on the PVC before it requests the removal from etcd.
     let by_operator = Some(Removal::ByOperator);
     let disk = member.disk.filter(|disk| !disk.terminating);
     let noted = disk

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
@@ -35,8 +35,8 @@ pub(super) fn may_be_reached(
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // The Service of a voter always has endpoints. Only learners and first members start behind Services without
-    // endpoints, and first members only until the cluster has formed.
+    // The Service of a voter has endpoints at any age of its pod: after the cluster has formed, only learners wait
+    // behind Services without endpoints.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))
@@ -54,8 +54,8 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
-        // An operator clock that is behind shows the start of the container in the future. The requests of the member
-        // then count as done.
+        // If the clock of the operator is behind, the container seems to start in the future (`since > now`). The
+        // requests of the member then count as done.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

@@ -88,8 +88,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If certificates prevent connections, the silence of members does not prove that their data is lost, so no
-        // recovery starts.
+        // No recovery starts while certificates prevent connections, because the silence of members then does not prove
+        // that their data is lost.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -137,7 +137,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // Chains that start a member stay here: `certificates_before_pods` adds their certificates, or removes them.
+        // Chains that create a pod stay. `certificates_before_pods` completes or removes these chains later.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -221,8 +221,8 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // The replacement of a serving member could not start without valid certificates, so the operator does not stop
-        // the serving member.
+        // The operator does not stop a serving member, because its replacement could not start without valid
+        // certificates.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),
         _ => action.changes_image(),

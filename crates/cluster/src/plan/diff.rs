@@ -46,7 +46,7 @@ pub(crate) fn shared(
     let there = named(&headless.name_any());
     let headless = compare(there, of, [((), headless)], |_, _| true);
     let there = named(&names::client_service(members.cluster));
-    // The selectors must be equal: a Service with an additional label in its selector would select no pod.
+    // The selectors must be equal, because a Service with an additional label in its selector would select no pod.
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let is_same = |there: &Service, made: &Service| {
         selector(there) == selector(made) && member::has_same_policy(made, there)
@@ -63,7 +63,7 @@ pub(crate) fn shared(
 
 /// Builds the client Service. If `open` is false, the Service has no endpoints.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The builder gives the Service endpoints if the cluster ID is set to any value.
+    // The function `member::client_service` gives the Service endpoints if the cluster ID has any value.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,

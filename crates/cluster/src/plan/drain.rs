@@ -12,8 +12,8 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::Builder;
-use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, Label, joining};
 use crate::reason::Reason;
@@ -25,13 +25,13 @@ const MOVES: Duration = Duration::from_secs(1);
 /// True if new clients already reach other members. Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // Other software runs a member without a pod and routes clients to it, so the operator does not drain the
-        // member.
+        // The operator does not drain a member without a pod, because other software runs the member and routes clients
+        // to it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
-        // No other endpoint exists for the clients of this member, so the member is not drained.
+        // The member is not drained, because no other member is an endpoint for its clients.
         return true;
     }
     draft.drained.insert(member.name.clone());
@@ -75,8 +75,8 @@ pub(super) fn settle<'a>(
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always reach a serving member. A member that becomes an endpoint in this plan does not
-    // count yet, because the labels of one plan are written in no fixed order.
+    // Invariant 22: members are drained only if another voter stays an endpoint (`stays`). A member that becomes an
+    // endpoint in this plan does not count, because the labels of one plan are written in no fixed order.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -85,7 +85,7 @@ pub(super) fn settle<'a>(
     } else {
         [].into()
     };
-    // A joining member does not serve clients yet, so it is never an endpoint.
+    // A joining member is never an endpoint, because it does not serve clients yet.
     let joining = view.voters().filter(|member| member.is_joining());
     out.extend(joining.map(|member| member.name.clone()));
     for member in view.voters() {
@@ -94,8 +94,8 @@ pub(super) fn settle<'a>(
         };
         let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // The timestamp of the drain is in the future, because the clock that wrote it was ahead. The operator
-            // writes it again.
+            // The operator writes the start of the drain again if `since` is in the future, because the clock that
+            // wrote it was ahead.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,

@@ -7,7 +7,6 @@ use api::EtcdCluster;
 use api::cluster::TlsPolicy;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use member::Members;
 use member::tls::{ClusterTls, Fault, FaultKind};
 
 use crate::objects::Objects;
@@ -66,10 +65,8 @@ fn faults(
     next: Option<&TlsPolicy>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let generated = next.is_some_and(|tls| tls.generated.is_some());
-    let mut faults = held.faults(&addresses, now);
+    let mut faults = held.faults(&member::addresses(cluster), now);
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     faults
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members, Status};
 
 use crate::plan::quorum::quorum_of;
+use crate::plan::versions::minor;
 use crate::plan::view::{self, Data};
 use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 
@@ -51,7 +52,8 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if every member list has fewer voters that satisfy `counts` than its quorum requires.
+        // True if no member knows a leader, and in every member list the voters for which `counts` is true are no
+        // quorum.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -194,8 +196,8 @@ fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a D
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
-    // Kubernetes assigns the address of a pod only after it has mounted the volumes. If the volume is lost, a pod
-    // without an address never mounted it and has no data.
+    // If the volume is lost, a pod without an address has no data, because Kubernetes mounts the volumes before it
+    // assigns the address.
     let lost = disk.is_some_and(|disk| disk.lost);
     let pod = pod.filter(|pod| pod.addressed || !lost);
     (pod.is_some() || disk.is_some())
@@ -245,6 +247,5 @@ fn unheard(observed: &Observed, name: &str) -> String {
 /// True if the member can send a snapshot. Before etcd 3.5, a learner cannot: it rejects every stream
 /// (`isRPCSupportedForLearner` and the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
-    let version = semver::Version::parse(status.version.trim_start_matches('v'));
-    !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))
+    !status.is_learner || minor(&status.version).is_some_and(|minor| minor >= (3, 5))
 }

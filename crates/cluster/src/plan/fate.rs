@@ -3,13 +3,11 @@
 //! Only [`RULES`] decides a fate. A fate alone permits no change: every removal also needs the consent of the quorum
 //! guard (invariant 3).
 
-use std::time::Duration;
-
-use api::version::EtcdVersion;
 use etcd::MemberId;
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
+use crate::plan::versions::minor;
 use crate::plan::view::{Data, Fate, MemberState};
 use crate::plan::{adoption, disks, roll, upkeep};
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Observed, Pod};
@@ -19,19 +17,19 @@ type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 
 /// Rules in order of precedence: the first rule that applies decides. A member to which no rule applies stays.
 const RULES: [Rule; 8] = [
-    // Invariants 2 and 3: the replacement of an external member keeps a quorum.
+    // Invariants 2 and 3: an external member is replaced while it serves. The quorum guard decides when.
     of_joined_cluster,
-    // Invariant 5: a member without data is dead when it stops serving.
+    // Invariant 5: a member that still serves without its data is replaced, because it is dead when it stops serving.
     without_data_but_serving,
     // Invariant 5: a member that has lost its data is dead.
     without_data,
-    // Invariants 5 and 8: a member whose PVC is being deleted will lose its data.
+    // Invariants 5 and 8: a member whose volume is about to be lost is replaced.
     without_volume_soon,
-    // Invariant 5, exception: a member may be dead although its disk exists.
+    // Invariant 5, exception: a member whose volume exists counts as dead if the volume is unreachable or unreadable.
     out_of_service,
-    // Invariant 18: a rolling update may have to replace a member that has no volume.
+    // Invariant 18: if a rolling update must recreate the pod of a member without a volume, the member is replaced.
     outdated_in_its_pod,
-    // Invariants 2 and 3: the replacement of a member on an unsuitable volume keeps a quorum.
+    // Invariants 2 and 3: a member on an unsuitable volume is replaced while it serves. The quorum guard decides when.
     on_unfit_volume,
     // Invariant 19: a member with corrupt data is replaced.
     corrupt,
@@ -68,6 +66,12 @@ pub(super) struct Decision {
     pub(super) lost_at: Option<Timestamp>,
     /// True if the replacement joins before this member is removed.
     pub(super) followed: bool,
+}
+
+/// Why a member that does not serve counts as lost, or the time from which it counts as lost.
+enum Failure {
+    Lost(String),
+    LostAt(Timestamp),
 }
 
 /// The facts about the cluster from which the rules decide the fate of a member.
@@ -117,22 +121,23 @@ impl Facts<'_, '_> {
     }
 
     fn lost_at(&self, member: &MemberState) -> Option<Timestamp> {
-        let pod = failing(member)?;
         if without_volume_soon(self, member).is_some() || out_of_service(self, member).is_some() {
             return None;
         }
-        let after = self.desired.replace_after;
-        let node = lost_node(pod, after, self.now).1;
-        let data = unusable(member, pod, self.members, after, self.now).1;
-        node.into_iter().chain(data).min()
+        let times = self.failures(member).filter_map(|failure| match failure {
+            Failure::LostAt(at) => Some(at),
+            Failure::Lost(_) => None,
+        });
+        times.min()
     }
-}
 
-/// The pod of a member that does not serve, but has its data. `None` for other members.
-fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
-    member
-        .pod
-        .filter(|_| member.data == Data::There && !member.serves())
+    /// The failures of a member that does not serve, but has its data.
+    fn failures(&self, member: &MemberState) -> impl Iterator<Item = Failure> {
+        let pod = member.pod;
+        let pod = pod.filter(|_| member.data == Data::There && !member.serves());
+        let failures = pod.map(|pod| [lost_node(self, pod), unusable(self, member, pod)]);
+        failures.into_iter().flatten().flatten()
+    }
 }
 
 /// Applies to an external member, which another operator or a person runs: a member of this EtcdCluster replaces it.
@@ -185,17 +190,10 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
 
 /// Applies if the volume of the member is unreachable or unreadable.
 fn out_of_service(facts: &Facts, member: &MemberState) -> Option<Fate> {
-    let pod = failing(member)?;
-    let after = facts.desired.replace_after;
-    let node = lost_node(pod, after, facts.now).0;
-    let data = || unusable(member, pod, facts.members, after, facts.now).0;
-    Some(node)
-        .filter(is_lost)
-        .or_else(|| Some(data()).filter(is_lost))
-}
-
-fn is_lost(fate: &Fate) -> bool {
-    matches!(fate, Fate::Lost(_))
+    facts.failures(member).find_map(|failure| match failure {
+        Failure::Lost(why) => Some(Fate::Lost(why)),
+        Failure::LostAt(_) => None,
+    })
 }
 
 /// Applies if the member's data is only in its pod, and the pod must be recreated. The replacement joins before the
@@ -228,15 +226,19 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
 ///
 /// If the node returns, its etcd learns from the other members that it was removed, and the operator deletes its pod
 /// and its volume.
-fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timestamp>) {
-    let Some(since) = pod.lost_since else {
-        return (Fate::Stays, None);
-    };
-    if age(since, now) >= after {
-        let why = format!("the node of the member has been lost since {since}");
-        return (Fate::Lost(why), None);
+fn lost_node(facts: &Facts, pod: &Pod) -> Option<Failure> {
+    let since = pod.lost_since?;
+    let why = format!("the node of the member has been lost since {since}");
+    lasting(facts, since, why)
+}
+
+/// A failure that counts only if it lasts for `spec.memberReplacement.after`.
+fn lasting(facts: &Facts, since: Timestamp, why: String) -> Option<Failure> {
+    let after = facts.desired.replace_after;
+    if age(since, facts.now) >= after {
+        return Some(Failure::Lost(why));
     }
-    (Fate::Stays, since.checked_add(after).ok())
+    since.checked_add(after).ok().map(Failure::LostAt)
 }
 
 /// Applies if the etcd of the member cannot start on its data. The removal loses no acknowledged write: the quorum
@@ -246,16 +248,8 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
 /// a setting, an image or the machine, and could then affect one member after another. Such a failure counts only if it
 /// has lasted for `spec.memberReplacement.after`, and if every other voter is healthy, including a voter with the same
 /// image and settings.
-fn unusable(
-    member: &MemberState,
-    pod: &Pod,
-    members: &[MemberState],
-    after: Duration,
-    now: Timestamp,
-) -> (Fate, Option<Timestamp>) {
-    let Some(Ending { at, cause }) = &pod.ending else {
-        return (Fate::Stays, None);
-    };
+fn unusable(facts: &Facts, member: &MemberState, pod: &Pod) -> Option<Failure> {
+    let Ending { at, cause } = pod.ending.as_ref()?;
     // A member that failed after a change of its image is rolled back to its former version instead of being replaced,
     // with three exceptions: it already has its former version again; both versions belong to one minor release, and
     // etcd reports damaged data repeatedly; or neither minor release can read the data.
@@ -266,39 +260,33 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A failed learner is always replaced, because it had failed even before its image was changed. Its replacement
+    // A failed learner is always replaced, because it had already failed before its image was changed. Its replacement
     // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
-        return (Fate::Stays, None);
+        return None;
     }
-    // If the pod was ready until its container ended, etcd had started successfully. The exit of this container then
-    // does not count as a failed start.
-    let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
-        return (Fate::Stays, None);
-    };
+    // If the pod was ready until its container ended, etcd had started successfully, so the end of this container does
+    // not count as a failed start.
+    let since = pod
+        .unready_since
+        .filter(|since| since < at && pod.stays())?;
     match cause {
-        Cause::Data(words) if pod.restarts >= DAMAGED_RESTARTS => (
-            Fate::Lost(format!(
-                "etcd cannot start on the data of the member: {words}"
-            )),
-            None,
-        ),
-        Cause::Failed(words)
-            if pod.restarts >= FAILED_RESTARTS && is_alone_in_it(member, pod, members) =>
-        {
-            if age(since, now) >= after {
-                let why = format!("etcd has failed {} times: {words}", pod.restarts);
-                return (Fate::Lost(why), None);
-            }
-            (Fate::Stays, since.checked_add(after).ok())
+        Cause::Data(words) if pod.restarts >= DAMAGED_RESTARTS => {
+            let why = format!("etcd cannot start on the data of the member: {words}");
+            Some(Failure::Lost(why))
         }
-        _ => (Fate::Stays, None),
+        Cause::Failed(words)
+            if pod.restarts >= FAILED_RESTARTS && is_alone_in_it(member, pod, facts.members) =>
+        {
+            let why = format!("etcd has failed {} times: {words}", pod.restarts);
+            lasting(facts, since, why)
+        }
+        _ => None,
     }
 }
 
 fn is_same_minor(pod: &Pod, from: &str) -> bool {
-    let minor = |version: &str| EtcdVersion::parse(version).ok().map(|it| it.minor());
     let runs = pod.version.as_deref().and_then(minor);
     runs.is_some() && runs == minor(from)
 }

@@ -1,8 +1,6 @@
 //! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members. It
 //! resumes like a cluster whose pods were all deleted, so no data is lost (invariant 8).
 
-use api::cluster::RecoveryPhase;
-
 use crate::plan::actions::{self, Builder};
 use crate::plan::{Draft, STEADY, blind, objects, recovery};
 use crate::reason::Reason;
@@ -16,8 +14,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // The status is lost, but objects of the cluster exist. The operator first identifies the cluster from these
-        // objects, which starts no member, and then hibernates the cluster.
+        // Objects without a recorded bootstrap show that the status is lost. The operator first identifies the cluster
+        // from these objects, which starts no member, and hibernates the cluster later.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
@@ -27,11 +25,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
-    // The operator completes a bootstrap or a recovery in progress before it stops the members.
-    let recovers = observed.recovery.record.as_ref();
-    if observed.cluster_id.is_none()
-        || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
-    {
+    // The operator stops no member before a bootstrap or a recovery in progress is complete.
+    if observed.cluster_id.is_none() || observed.recovery.in_progress().is_some() {
         return (draft, false);
     }
     // Invariant 9: the operator stops a member only if its data is on a volume that stays.
@@ -53,12 +48,12 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // A cluster without any volume could not resume from hibernation. The operator reports a lost quorum instead.
+    // A cluster without a usable volume is not hibernated, because it could not resume.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
-    // Invariant 35: the deletion policy may have changed during the hibernation.
+    // Invariant 35: `own` removes the owners of the PVCs, because the deletion policy may have changed.
     if let Some(cluster_id) = observed.cluster_id
         && desired.object.spec.retains_volumes()
     {
@@ -66,8 +61,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // The operator stops all members at once. One after another would be no safer, because the last members have no
-    // quorum in any order.
+    // The operator stops all members at once. To stop them one after another would be no safer, because the last
+    // members never have a quorum.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

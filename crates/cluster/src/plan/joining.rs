@@ -12,7 +12,7 @@ use std::time::Duration;
 use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::view::{Data, Health, MemberState};
 use crate::snapshot::{Observed, Pod, Role, Seen};
 
@@ -34,7 +34,7 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member does not answer during its defragmentation, and does not count as a joining member.
+    // Invariant 19: a member that is being defragmented does not answer, but does not count as a joining member.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
@@ -42,8 +42,8 @@ pub(super) fn applied(
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner without a connection to the leader still reports the last known leader, so the connection is checked
-    // too.
+    // The connection to the leader is checked too, because a learner without this connection still reports the last
+    // known leader.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)

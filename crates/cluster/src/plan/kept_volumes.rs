@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::Draft;
 use crate::plan::actions::{Builder, note_removal};
-use crate::plan::age::age;
 use crate::plan::compared::holds_the_same;
 use crate::plan::conflicts::Earlier;
 use crate::plan::member_objects;

@@ -39,19 +39,11 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
 /// True if the operator created the Service for a future member, which has no pod and no volume yet. False for a first
 /// member, because an earlier pod may have used its name.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
-    if observed
-        .intent
-        .as_ref()
-        .is_some_and(|intent| intent.members.contains(name))
-    {
-        return false;
-    }
     let unused = !observed.pods.contains_key(name) && !observed.disks.contains_key(name);
+    let service = observed.services.get(name);
     unused
-        && observed
-            .services
-            .get(name)
-            .is_some_and(|service| !service.started && service.owned)
+        && !observed.is_first_member(name)
+        && service.is_some_and(|service| !service.started && service.owned)
 }
 
 /// Creates or repairs the Service of an existing member. `open`: the Service may have endpoints.
@@ -132,8 +124,8 @@ fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
         chain.push(actions::delete_pod(name, &pod.uid));
     }
     chain.extend(disk);
-    // The Service of a removed member stays as long as its pod exists. Through the Service, the removed member connects
-    // to the other members and learns that it was removed.
+    // The Service of a removed member stays as long as its pod exists, because the member needs its Service to connect
+    // to other members and to learn that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

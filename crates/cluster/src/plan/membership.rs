@@ -3,11 +3,10 @@
 //!
 //! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
 
-use std::time::Duration;
-
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::change::{remove, remove_voter};
 use crate::plan::conflicts::Earlier;
@@ -33,8 +32,8 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // A joining member compares `--initial-cluster` with etcd's member list. The operator therefore adds all members to
-    // the list before it creates the first pod.
+    // The operator adds all members to etcd's member list before it creates the first pod, because a joining member
+    // compares `--initial-cluster` with this list.
     for member in view
         .members
         .iter()
@@ -56,7 +55,7 @@ pub(super) fn start<'a>(
             },
             durable: disk.is_some() || desired.durable,
             version: if member.data == Data::There {
-                versions::returning(desired, observed, member)
+                versions::noted(desired, observed, member.disk)
             } else {
                 versions::joining(desired, observed, view)
             },
@@ -65,8 +64,8 @@ pub(super) fn start<'a>(
         };
         match (member.data, member.service, disk) {
             (Data::There, _, Some(_)) => {
-                // Invariant 5: the volume of the member exists, so the member gets a new pod on it and stays in etcd's
-                // member list.
+                // Invariant 5: the volume of the member exists, so the member gets a new pod on this volume and stays
+                // in etcd's member list.
                 draft.say(format!("restart {} on its volume", member.name));
                 member_objects::pod_on_disk(member.service, &start, &mut draft);
             }
@@ -113,8 +112,8 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
             "{}: {why}; the operator replaces this member if this lasts until {at}",
             member.name
         );
-        let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        // The operator requeues the cluster for the moment at which the member counts as lost.
+        let left = age(now, at);
+        // The cluster is requeued for `at`, the time from which the member counts as lost.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }

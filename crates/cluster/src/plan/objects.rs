@@ -8,8 +8,8 @@ use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
@@ -40,8 +40,8 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // While the operator adopts a cluster, the existing client Service stays unchanged, so that clients continue to use
-    // it.
+    // While the operator adopts a cluster, an existing client Service stays unchanged, so that clients can continue to
+    // use it.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
@@ -110,8 +110,8 @@ pub(super) fn labels<'a>(
     let retention = retained::notes(build.desired, view);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // A drained voter keeps its role here. The module `drain` decides whether the member becomes an endpoint
-            // again.
+            // A drained voter keeps its role here, because the module `drain` decides whether the voter becomes an
+            // endpoint again.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
             // Invariant 24: a member that does not serve clients yet stays out of the endpoints.
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
@@ -156,14 +156,13 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     for member in &view.members {
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
-            let service = observed.services.get(&member.name);
+            let service = member.service;
             // Invariant 26: the Service of an existing pod has the annotation `started`. The operator restores a
             // missing annotation.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
             }
-            let service = observed.services.get(&member.name);
             member_objects::serve(&member.name, service, open, &mut draft);
         }
     }
@@ -376,7 +375,7 @@ mod tests {
     use super::pull_problem;
 
     #[test]
-    fn pull_problem_names_cause_and_remedy() {
+    fn image_pull_problem_names_cause_and_remedy() {
         let image = "quay.io/coreos/etcd:v3.6.99";
         for (text, problem, remedy) in [
             (

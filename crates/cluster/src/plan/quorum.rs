@@ -63,7 +63,7 @@ impl Quorum {
             voters += 1;
             healthy += usize::from(*is_healthy);
         }
-        // The removal of the last voter is never safe, because no voter would remain.
+        // The removal of the last voter is unsafe, because no voter would remain.
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 

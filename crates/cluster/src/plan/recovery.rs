@@ -20,8 +20,8 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::clock::age;
 use crate::plan::actions::Builder;
-use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, NewNames, SHORTLY, backed_up, replaced};
@@ -46,8 +46,8 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // The annotation may still name the former cluster, from which an approved recovery created this cluster. That
-        // approval is used up.
+        // An annotation with the former cluster ID is not wrong: it approved the recovery that created this cluster,
+        // and is now used up.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -65,15 +65,10 @@ fn names(text: &str, cluster_id: ClusterId) -> bool {
     text.parse() == Ok(cluster_id)
 }
 
-pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
-    let record = observed.recovery.record.as_ref()?;
-    (record.phase == RecoveryPhase::InProgress).then_some(record)
-}
-
 /// True if the client Service may have endpoints. Invariant 16: it has none while a recovery is in progress, or while
 /// a pod of the former cluster could be an endpoint.
 pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
-    if in_progress(observed).is_some() || replaced::may_serve(observed) {
+    if observed.recovery.in_progress().is_some() || replaced::may_serve(observed) {
         return false;
     }
     if observed.recovery.record.is_none() {
@@ -81,8 +76,8 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     }
     // True for pods of the cluster before the recovery, and for seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
-    // A terminating pod that is not ready is no endpoint of the client Service, even if it stays on its node for a long
-    // time.
+    // A terminating pod that is not ready does not count, because it is no endpoint of the client Service, even if the
+    // pod exists for a long time.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
@@ -130,12 +125,12 @@ pub(super) fn without_quorum<'a>(
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // The user has removed the stale approval. The operator clears its record, so that the next approval is
+        // The user has removed the stale approval, so the operator clears its record. The next approval is then
         // accepted.
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
-    if let Some(record) = in_progress(observed) {
+    if let Some(record) = observed.recovery.in_progress() {
         under_way::go_on(&evidence, record, &mut draft);
         return draft;
     }
@@ -153,7 +148,7 @@ pub(super) fn without_quorum<'a>(
     } else {
         scene.silent(approval, why, &mut draft)
     };
-    // Invariant 32: if the spec requires a recent backup before a recovery, the recovery starts only with this backup.
+    // Invariant 32: if the spec requires a recent backup before a recovery, the recovery waits for this backup.
     if let Some((survivor, by)) = begins.filter(|_| !scene.stops)
         && backed_up::may_recover(&mut draft)
     {
@@ -269,7 +264,7 @@ impl<'a> Scene<'a> {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // The approved recovery waits for silent members and for members with a lost volume, because such a member
+            // The approved recovery waits for silent members and for members with a lost volume, because these members
             // could return with newer data.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {

@@ -91,7 +91,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
     let old = observed.strangers.iter().filter(is_pod);
     let old: Vec<&str> = old.map(String::as_str).collect();
     if !old.is_empty() {
-        // The new pods need the names of the deleted EtcdCluster's pods.
+        // The members wait, because their new pods need the names of the pods that the deleted EtcdCluster has left.
         let text = format!(
             "these pods have the labels of this cluster, but do not belong to it: {}. The members start on the \
              retained volumes when these pods are deleted",
@@ -109,7 +109,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
     let is_enough = |voters: &&BTreeSet<String>| {
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
-    // The lists of an interrupted change can differ. etcd decides whether the members form a quorum.
+    // The lists can differ after an interrupted change. The members start if one list has enough volumes, because etcd
+    // checks the quorum again.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }

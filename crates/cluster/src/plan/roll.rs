@@ -15,8 +15,8 @@ use api::version::path::UpgradeDirection;
 use etcd::MemberId;
 
 use crate::action::Action;
+use crate::clock::age;
 use crate::plan::actions::{self, Builder};
-use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
 use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
@@ -61,9 +61,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // The operator first patches the new image into the existing pod, because the pod's annotation then records the
-    // previous version for a rollback. A new pod has no such annotation, and the record on its volume is valid only
-    // until its image has started (invariant 30).
+    // The operator first patches the new image into the existing pod, because the patch records the previous version on
+    // the pod for a rollback. A new pod has no such record, and the record on its volume is valid only until the new
+    // image has started (invariant 30).
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -111,7 +111,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if !at_rest(view, draft) {
         return;
     }
-    // Invariant 32: the first member changes its version after a recent backup.
+    // Invariant 32: the first member changes its version only after a recent backup.
     let what = format!("the change to etcd {}", desired.version);
     if upgrades && !backed_up::is_backed_up(&ClusterChange::Upgrade, &what, draft) {
         return;
@@ -135,8 +135,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let Some((member, need)) = in_place().min_by_key(by_turn) else {
         return;
     };
-    // A member that was drained recently needs no new comparison, because the operator compared the data of all members
-    // before it drained the member.
+    // A recently drained member needs no new comparison, because the operator compared the data of all members before
+    // it drained this member.
     let compared = drain::is_out_since(now, member, COMPARED);
     if !compared && !holds_the_same(view, draft) {
         return;
@@ -154,8 +154,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
             return;
         }
     }
-    // If the pod still has the annotation about its last image change, the function `stopped` deletes the annotation in
-    // this plan. The next change waits for the next plan.
+    // If the pod still has the annotation about its last image change, `stopped` deletes the annotation in this plan,
+    // and the next change waits for the next plan.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
         change(member, need, draft);
     }
@@ -216,8 +216,8 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
-        // A member that is about to be replaced (`Fate::Leaves`) is repaired too, because the operator replaces members
-        // only while all voters are healthy. A lost member is not repaired.
+        // A member that is about to be replaced (`Fate::Leaves`) is repaired too, because the replacement waits until
+        // all voters are healthy. A lost member is not repaired.
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
@@ -399,8 +399,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, Kubernetes may not count the first start with the new image as a restart. The recorded
-        // count is then one lower.
+        // If no container runs, Kubernetes may not count the first start with the new image as a restart, so the
+        // recorded count is one lower.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };
@@ -437,9 +437,9 @@ pub(super) fn outdated(
         versions::downgrade(&course, observed),
         Downgrade::None | Downgrade::Ready
     );
-    // An image changes in place. The operator changes images before it replaces members for other reasons.
+    // No member is replaced while images must change, because the operator changes images in place first.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
-    // Invariant 32: the replacement of a member can change its version too.
+    // Invariant 32: a replacement that also changes the version of the member waits for the backup.
     let waits = needs.iter().any(changes_version)
         && !backed_up::has_passed(desired, observed, &ClusterChange::Upgrade);
     if !ready || images || waits {

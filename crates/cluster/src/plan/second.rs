@@ -29,8 +29,8 @@ pub(super) fn start_added<'a>(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for member in view.voters().filter(|member| !member.joined()) {
-        // A pod cannot mount a lost volume. The PVC of the lost volume also occupies the name that a new PVC would
-        // need.
+        // A member with a lost volume cannot start: a pod cannot mount the volume, and the PVC has the name that a new
+        // PVC would need.
         let taken = member.disk.is_some_and(|disk| disk.lost);
         let Some(service) = member.service.filter(|_| member.pod.is_none() && !taken) else {
             continue;
@@ -57,8 +57,8 @@ pub(super) fn start_added<'a>(
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, &mut draft);
         } else {
-            // Invariant 6: the process that set the annotation `started` may be suspended and could remove the
-            // annotation later. This process sets the annotation again, so that the removal fails.
+            // Invariant 6: a suspended operator process may have set the annotation `started`. `mark_again` renews the
+            // annotation, so that the suspended process cannot remove it later.
             let mark = member_objects::mark_again(&member.name, service, &draft);
             member_objects::start(mark, &start, &mut draft);
         }
@@ -82,8 +82,8 @@ pub(super) fn without_volume<'a>(
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     for member in view.voters().filter(|member| !member.joined()) {
-        // Kubernetes assigns an address only after it has mounted the volume. A pod without an address therefore never
-        // mounted its lost volume.
+        // A pod without an address never mounted its lost volume, because Kubernetes mounts the volumes before it
+        // assigns the address.
         let bare = member.disk.is_some_and(|disk| disk.lost)
             && member.pod.is_none_or(|pod| !pod.addressed);
         // True if the operator can start the member without data after a person has deleted the PVC.
@@ -199,8 +199,8 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // The operator renews the annotation `started` at most once. Otherwise every PVC that the API server
-            // rejects would cause a renewal, and each renewal would trigger the next reconcile at once.
+            // The annotation `started` is renewed at most once. Otherwise, each PVC that the API server rejects would
+            // cause a renewal, and each renewal would trigger the next reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();

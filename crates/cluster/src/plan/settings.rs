@@ -36,8 +36,8 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         let disk = member.disk.filter(|disk| !disk.terminating);
         let made_for = versions::made_for(pod);
         let is_changed = target.is_some() && made_for != target;
-        // The pod may be ready with the container that ran before the change, so the version in etcd's answer is
-        // checked too.
+        // The version in etcd's answer (`runs`) is checked too, because the container of a ready pod may still have the
+        // image from before a change.
         let answer = build.observed.answer(&member.name);
         let runs = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
         let is_outdated = disk.is_some_and(|disk| disk.served.is_some()) && runs == made_for;
@@ -85,8 +85,8 @@ pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) 
     let Some((member, pod)) = all.first() else {
         return draft;
     };
-    // Invariant 24: the quorum may depend on a joining voter that follows the leader and does not serve yet. It may
-    // also depend on a learner that this plan promotes.
+    // Invariant 24: a joining member counts like a serving member, because the quorum may depend on a voter that
+    // follows the leader, or on a learner that this plan promotes.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
         return draft;

@@ -6,7 +6,7 @@
 use api::cluster::ClusterChange;
 use jiff::Timestamp;
 
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
 use crate::plan::member_objects;
@@ -50,7 +50,7 @@ pub(super) fn reserve(
         let count = needed - reserved.len();
         draft.say(format!("create the Services of {count} new members"));
         let apart = concurrent_join::begin_apart(view, needed);
-        // The Services of the new members do not depend on each other, so each is created in its own chain.
+        // Each Service is created in its own chain, because the Services of new members do not depend on each other.
         for _ in 0..count {
             let member = new_names.member();
             draft.add(draft.build.create_service(&member, false, apart));
@@ -75,7 +75,7 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // True unless the voter is needed: the operator removes a voter only if the other voters form a healthy quorum.
+    // True if the quorum does not need the member: it is a learner, or the other voters form a healthy quorum.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -94,7 +94,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
-    // Invariant 32: surplus members are removed after a recent backup. A member that must be replaced does not wait.
+    // Invariant 32: surplus members are removed after a recent backup. A replacement needs no backup.
     let what = "the removal of surplus members";
     if replaced.is_none() && !backed_up::is_backed_up(&ClusterChange::Shrink, what, draft) {
         return true;
@@ -109,7 +109,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
             draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
             return true;
         }
-        // Invariant 2: the member that was changed last must be healthy before the next member is changed.
+        // Invariant 2: a healthy voter is removed only while all voters are healthy and connected.
         let waits = |draft: &mut Draft| {
             wait_for_voters(view, "the cluster shrinks", draft) || wait_for_connections(view, draft)
         };
@@ -205,8 +205,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner is promoted only after its client URLs are published. Otherwise, the module `second` would take
-            // the member for a member that was added as a voter.
+            // A learner is promoted only after its Service has endpoints and its client URLs are published: `second`
+            // treats members without client URLs as members that were added as voters.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24: a learner without a connection to the leader is not promoted.
@@ -217,7 +217,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             Some(has)
                 if joining::takes_part(member, committed) && has_caught_up(has, committed) =>
             {
-                // The operator promotes a learner that serves clients before learners that only follow the leader.
+                // A learner that already serves clients is promoted before other learners.
                 ready = ready.filter(|first| first.serves() || !member.serves());
                 ready = ready.or(Some(member));
             }
@@ -295,14 +295,14 @@ pub(super) fn grow(
     } else {
         missing.min(1)
     };
-    let names: Vec<&String> = reserved.iter().take(count).collect();
+    let names = reserved.get(..count).unwrap_or(reserved);
     if names.is_empty() {
         return false;
     }
     if names.len() < count {
-        return false; // Members are added only after the Services of all new members exist, so that all additions are one step.
+        return false; // The Services of all new members must exist first, so that one plan adds all members.
     }
-    // etcd rejects the addition of a member unless all voters have been connected for five seconds.
+    // The addition waits, because etcd rejects an addition while any voter is not connected.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
         let text = format!("the operator adds a member when {} is healthy", member.name);
         draft.wait(Reason::VoterNotHealthy, text, BLIND);
@@ -331,11 +331,7 @@ pub(super) fn grow(
         .iter()
         .map(|name| draft.build.add_member(name, rules.learners))
         .collect();
-    let text = names
-        .iter()
-        .map(|name| name.as_str())
-        .collect::<Vec<_>>()
-        .join(", ");
+    let text = names.join(", ");
     let how = if rules.learners {
         ""
     } else {

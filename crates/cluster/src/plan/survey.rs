@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = members.iter().map(|member| member.name.clone()).collect();
         for member in &mut members {
-            // A member that can never join needs no data, so its data in an `emptyDir` counts as lost.
+            // A member that can never join needs no data, so data in its `emptyDir` counts as lost.
             if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
                 member.data = Data::Gone;
             }
@@ -70,11 +70,11 @@ fn state_of<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> M
     let disk = observed.disks.get(&name);
     let service = observed.services.get(&name);
     let health = health(member, &name, pod, observed);
-    let joined = !member.client_urls.is_empty();
+    let may_have_run = !member.client_urls.is_empty() || observed.is_first_member(&name);
     let data = if is_elsewhere(observed, &name) {
         Data::Elsewhere
     } else {
-        data(pod, disk, service, joined || is_first(observed, &name))
+        data(pod, disk, service, may_have_run)
     };
     MemberState {
         listed: member,
@@ -89,13 +89,6 @@ fn state_of<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> M
         follows: joining::applied(member, (&name, pod), observed, now),
         name,
     }
-}
-
-fn is_first(observed: &Observed, name: &str) -> bool {
-    observed
-        .intent
-        .as_ref()
-        .is_some_and(|intent| intent.members.contains(name))
 }
 
 fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -> Health {

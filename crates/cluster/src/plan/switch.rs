@@ -56,7 +56,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: another phase already changes the members in this plan, so the TLS stage changes in a later plan.
+    // Invariant 2: if another phase already changes members in this plan, the TLS stage changes in a later plan.
     if earlier.changes_members {
         return;
     }
@@ -84,7 +84,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         TlsMode::of(rollout.at.as_ref()),
         TlsMode::of(next.to.as_ref()),
     ];
-    // Members connect to the second peer port through the headless Service, so the Service must have this port first.
+    // The headless Service needs the second peer port first, because members connect through this Service.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
@@ -102,7 +102,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         if !serves(member) {
             return Some(format!("{name} serves"));
         }
-        // The status of a learner without a connection to the leader is stale, so the TLS change waits.
+        // The TLS change waits, because the status of a learner without a connection to the leader is stale.
         if joining::is_cut_off(member, observed) {
             return Some(format!("{name} is connected to the leader"));
         }

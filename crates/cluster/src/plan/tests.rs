@@ -86,7 +86,7 @@ fn bootstrap_creates_service_before_pod_of_each_member() {
 }
 
 #[test]
-fn bootstrap_services_get_endpoints_once_pods_run_or_time_out() {
+fn bootstrap_services_get_endpoints_when_pods_run_or_after_time_limit() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["a", "b", "c"].map(|member| {
@@ -119,7 +119,7 @@ fn client_service_gets_endpoints_after_cluster_id_is_recorded() {
 }
 
 #[test]
-fn cluster_id_is_recorded_once_quorum_answers() {
+fn cluster_id_is_recorded_when_quorum_answers() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("c");
     scene.observed.cluster_id = None;
     assert!(matches!(scene.writes()[0], Write::RecordClusterId { .. }));
@@ -222,7 +222,7 @@ fn dead_member_is_removed_before_replacement_is_added() {
 }
 
 #[test]
-fn terminating_member_without_volume_is_removed() {
+fn member_with_terminating_pod_and_no_volume_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
 }
@@ -339,7 +339,7 @@ fn invariant_5_lost_pod_is_recreated_on_its_volume() {
 }
 
 #[test]
-fn terminating_pod_is_not_recreated_before_its_deletion() {
+fn terminating_pod_is_not_recreated_before_it_is_deleted() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().terminating("b");
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
 }
@@ -384,7 +384,7 @@ fn invariant_1_answers_of_another_cluster_are_ignored() {
 }
 
 #[test]
-fn invariant_3_terminating_member_is_kept_while_another_is_down() {
+fn invariant_3_member_with_terminating_pod_is_kept_while_another_is_down() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b").down("c");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));

@@ -76,10 +76,7 @@ impl Run<'_> {
         let observed = self.build.observed;
         let voters = self.view.voters();
         voters
-            .map(|member| {
-                let status = observed.answer(&member.name)?;
-                Some((member, status))
-            })
+            .map(|member| Some((member, observed.answer(&member.name)?)))
             .collect()
     }
 
@@ -167,7 +164,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now free more space than the last run.
+        // True if a defragmentation could now reduce every database by `room` below the sizes after the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -270,7 +267,7 @@ impl Run<'_> {
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
-            // After a failed defragmentation the run ends, because the next member might fail for the same reason.
+            // A failed defragmentation ends the run, because the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
             _ => self.record_next(record, draft),
         }
@@ -293,8 +290,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("the member was removed from the cluster".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // The member does not answer. A defragmentation call of an earlier operator process may still be running,
-            // or may have just ended, so the operator waits for some time.
+            // If the member does not answer, the operator waits for some time: the defragmentation call of an earlier
+            // operator process may still be running, or may have just ended.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -313,8 +310,8 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: the member was recorded earlier. The leader or the health of the members may have changed
-            // since then, so the operator checks again.
+            // Invariant 19: the operator checks again whether it may defragment the member, because the leader or the
+            // health of the members may have changed since the member was recorded.
             (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -323,7 +320,7 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // The operator sends the defragmentation call, because this process has not sent it. If an earlier process
+            // This process has not sent the defragmentation call yet, so the operator sends it. If an earlier process
             // has sent it, a second call does no harm.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
@@ -360,7 +357,7 @@ impl Run<'_> {
         let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // The recorded size may be outdated, so the check uses the current size of the database.
+        // The current `db_size` is compared, because the recorded `size_after` may be outdated.
         let shrank = databases.iter().any(|(member, status)| {
             let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)

@@ -9,7 +9,7 @@ use api::version::path::{UpgradeDirection, direction};
 use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
-use crate::plan::view::{MemberState, View, name_of};
+use crate::plan::view::{View, name_of};
 use crate::snapshot::{Desired, Disk, Observed, Pod, Trouble};
 
 /// The planned change of the members' version.
@@ -92,7 +92,7 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
 /// The versions of the members in etcd's list. If the list is unknown or names none of the pods, the versions of all
 /// pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // Pods of a cluster that a restore has replaced do not count.
+    // Pods of a replaced cluster do not count, because a restore has created another cluster under the same name.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -228,11 +228,6 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     )
 }
 
-/// The version for a recreated pod: the version recorded on the member's volume.
-pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberState) -> String {
-    noted(desired, observed, member.disk)
-}
-
 /// The version recorded on a volume or, without a record, the version of the cluster.
 pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>) -> String {
     let noted = disk.and_then(|disk| disk.version.as_ref());
@@ -280,7 +275,7 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member checks an additional learner against the limit in its own flags (`ValidateConfigurationChange` in
+        // Each member compares the number of learners with the limit in its own flags (`ValidateConfigurationChange` in
         // etcd). A member that was started with an older release has no such flag, and accepts only one learner.
         Self {
             learners: lowest >= (3, 4),
@@ -291,7 +286,7 @@ impl VersionRules {
     }
 }
 
-fn minor(version: &str) -> Option<(u64, u64)> {
-    let version = semver::Version::parse(version.trim_start_matches('v')).ok()?;
-    Some((version.major, version.minor))
+/// The major and the minor number of a complete version.
+pub(super) fn minor(version: &str) -> Option<(u64, u64)> {
+    Some(EtcdVersion::parse(version).ok()?.minor())
 }

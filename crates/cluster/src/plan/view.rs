@@ -240,16 +240,16 @@ pub(super) fn data(
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. If a
-    // pod should use a PVC and the PVC does not exist, the data is lost.
+    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. The
+    // data is lost if the pod should use a PVC and this PVC does not exist.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;
     }
     let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
-        // The operator sets the annotation `started` on the Service before it creates the pod. If both are missing, the
-        // member never had a pod.
+        // If the pod and the annotation `started` are both missing, the member never had a pod, because the operator
+        // sets the annotation on the Service before it creates the pod.
         Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
             Data::NeverMade
         }

@@ -160,7 +160,7 @@ impl ClusterOperator {
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)
                 .await;
-            // The urgent actions that failed are part of the next plan again, so their errors are ignored.
+            // Errors of urgent actions are ignored, because the next plan contains the failed actions again.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -195,8 +195,8 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // The operator does not watch Secrets. While a Secret has a problem, each reconcile must therefore read all
-        // objects again.
+        // While a Secret has a problem, each reconcile must read all objects again, because the operator does not watch
+        // Secrets.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

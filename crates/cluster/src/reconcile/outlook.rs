@@ -34,8 +34,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // The reconcile reports a new failure, if there is one. Otherwise, it reports the rejected start whose back-off
-        // ends first.
+        // `held` is `None` for a new failure, which is reported first. Without a new failure, the rejected start whose
+        // back-off ends first is reported.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,

@@ -33,9 +33,9 @@ pub(super) fn conditions(
         advice::advisable(report, members, now.0),
     ];
     let mut conditions = before.conditions.clone();
-    if !report.hibernates() {
-        // After a hibernation, conditions with a reason of the hibernation are created again, so that the hibernation
-        // does not count as unavailable time.
+    if report.hibernation().is_none() {
+        // After a hibernation, its conditions are removed and set again, so that their transition time does not count
+        // the hibernation as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -142,8 +142,8 @@ fn shut(observed: &Observed) -> Option<&'static str> {
         Kept::AsMade(false) => return Some("the client Service has no endpoints yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
-    // Kubernetes uses the selected pods that are ready as endpoints of a Service. If no other pod is ready, it uses
-    // terminating pods.
+    // The endpoints of a Service are its selected pods that are ready. A terminating pod that is ready counts too,
+    // because Kubernetes uses terminating pods if no other pod is ready.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);
@@ -211,7 +211,8 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
         return finding(kind, false, Reason::AsDesired, text);
     };
     let members = view.members.len();
-    let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
+    let replaces = is_true(&before.conditions, &ConditionType::Recovering)
+        || view.voters().any(MemberState::is_down);
     let text = format!("{members} members exist, spec.size is {size}");
     if members > size {
         return finding(kind, true, Reason::RemovingMembers, text);
@@ -222,10 +223,6 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
         return finding(kind, true, Reason::AddingMembers, text);
     }
     finding(kind, false, Reason::AsDesired, text)
-}
-
-fn is_short(view: &View) -> bool {
-    view.voters().any(MemberState::is_down)
 }
 
 /// Computes the condition `Recovering`: true from the loss of a member until the desired number of voters is healthy

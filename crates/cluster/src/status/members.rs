@@ -92,8 +92,9 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         let first = observed.intent.iter().flat_map(|intent| &intent.members);
         return first
             .map(|name| MemberStatus {
+                name: name.clone(),
                 node: node(name),
-                ..empty(name)
+                ..MemberStatus::default()
             })
             .collect();
     }
@@ -101,31 +102,14 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
     last.map(|old| MemberStatus {
         healthy: false,
         node: node(&old.name),
+        role: match old.role {
+            // The current leader is unknown, so the status reports the last known leader as a voter.
+            Some(MemberRole::Leader) => Some(MemberRole::Voter),
+            role => role,
+        },
         ..old
     })
-    .map(|old| match old.role {
-        // The current leader is unknown, so the status reports the last known leader as a voter.
-        Some(MemberRole::Leader) => MemberStatus {
-            role: Some(MemberRole::Voter),
-            ..old
-        },
-        _ => old,
-    })
     .collect()
-}
-
-fn empty(name: &str) -> MemberStatus {
-    MemberStatus {
-        name: name.to_owned(),
-        id: None,
-        role: None,
-        healthy: false,
-        version: None,
-        db_size: None,
-        db_size_in_use: None,
-        revision_lag: None,
-        node: None,
-    }
 }
 
 fn detail(
@@ -142,6 +126,7 @@ fn detail(
     };
     let size = |now: Option<i64>, old: Option<i64>| steady(now, old, SIZE_STEP);
     MemberStatus {
+        name: member.name.clone(),
         id: Some(member.id().to_string()),
         role: Some(role),
         healthy: !member.is_down() && !member.is_joining(),
@@ -158,7 +143,6 @@ fn detail(
         ),
         revision_lag: answer.map(|status| lag(newest - status.revision)),
         node: member.pod.and_then(|pod| pod.node.clone()),
-        ..empty(&member.name)
     }
 }
 

@@ -237,7 +237,7 @@ fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
 }
 
 #[test]
-fn waiting_for_names_all_problems_that_need_a_user() {
+fn problems_that_need_a_user_are_all_listed_in_field_waiting_for() {
     let mut plan = Scene::formed(&["a", "b", "c"]).built();
     (plan.step, plan.waiting_for) = (Step::default(), Vec::new());
     plan.problems = vec![
@@ -246,7 +246,7 @@ fn waiting_for_names_all_problems_that_need_a_user() {
     ];
     let text = "manual action required: QuorumLost: the recovery is approved; NoRecentBackup: the recovery needs a \
                 backup";
-    assert_eq!(super::waits(&plan, &[]).as_deref(), Some(text));
+    assert_eq!(super::waits(&plan).as_deref(), Some(text));
 }
 
 #[test]

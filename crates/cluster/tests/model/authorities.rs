@@ -60,8 +60,8 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // The validity determines only how long clients may take to load new certificates. With three minutes, they
-        // have one minute.
+        // The validity determines only how much time clients have to load new certificates. With three minutes, this
+        // time is one minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),

@@ -40,8 +40,8 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // If the user reverts a version too late, the operator may reject the version. The user then corrects the
-            // spec.
+            // `want_what_runs` corrects the version in the spec, because the operator rejects a version that the user
+            // has reverted too late.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -75,7 +75,7 @@ impl Run {
             return true;
         }
         let says = |reason| plan.problems.iter().any(|problem| problem.reason == reason);
-        // Invariant 36: too few volumes are left for a quorum.
+        // Invariant 36: if the operator reports `IdentityUnknown`, too few volumes must be left for a quorum.
         if self.world.intent.is_none() && says(Reason::IdentityUnknown) && self.world.setup.retains
         {
             return !self.world.retains_quorum();
@@ -86,8 +86,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The status was deleted, and a late write of the other operator arrived afterwards. The operator cannot decide
-        // which of the two recorded clusters is the right one, and waits for a person.
+        // The operator waits for a person if the status was deleted and a late write of the second operator arrived
+        // afterwards. The operator then cannot decide which of the two recorded clusters is the right one.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -120,9 +120,10 @@ impl Run {
         let cluster = self.world.recorded();
         let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
-            return true; // The status lists the members of the cluster before the recovery.
+            return true; // The status still lists the members of the cluster before the recovery.
         }
-        // A member without a connection to the leader may have an outdated member list.
+        // The list of every member counts, because a member without a connection to the leader may have an outdated
+        // list.
         let lists = cluster.into_iter().flat_map(|all| {
             let token = self
                 .world
@@ -144,7 +145,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // The operator does not delete pods of another cluster, so these pods do not prevent convergence.
+        // Pods of another cluster do not prevent convergence, because the operator does not delete them.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
@@ -172,8 +173,8 @@ impl Run {
                 .all(known)
             && world.services.keys().all(known)
             && world.disks.iter().all(|(name, disk)| {
-                // Invariant 25: a person decides about the volumes of members that other software removed, so these
-                // volumes may remain.
+                // Invariant 25: volumes of members that other software removed may remain, because a person decides
+                // about them.
                 let kept = matches!(disk.removal, Some(Removal::ByOthers { majority: true, .. }));
                 known(name) || kept
             })

@@ -412,7 +412,7 @@ impl Cluster {
             index: log.last.index + 1,
         };
         let spot = log.last;
-        // A quorum of the previous configuration must commit the change before etcd applies it.
+        // etcd applies a change of members only after a quorum of the previous configuration has committed the change.
         self.replicate(leader, logs, lagging);
         if let Some(config) = config {
             self.configs.push(config);

@@ -71,7 +71,7 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // etcd notices the fault at once: without a quorum, it commits no further entry.
+        // etcd notices the fault at once: after the loss of a quorum, etcd commits no further entry.
         self.run_clusters();
     }
 
@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // External members are affected only by faults without loss of data.
+        // External members are affected only by these faults, because these faults lose no data.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -382,7 +382,7 @@ impl World {
             return;
         }
         self.forget(unmarked && self.others.is_none());
-        // The EtcdCluster was deleted without its children, so the children lose their owner.
+        // The children lose their owner, because the EtcdCluster was deleted without its children.
         self.pods.values_mut().for_each(|pod| pod.owned = false);
         self.disks.values_mut().for_each(|disk| disk.owned = false);
         for service in self.services.values_mut() {

@@ -128,7 +128,8 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // A member that does not serve clients yet may be drained, even if no other member is an endpoint.
+                // The check ignores a member that does not serve clients yet: it may be drained even if no other member
+                // is an endpoint.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -177,9 +178,8 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // After a recovery, the operator deletes the objects of the former cluster last. A pod of the former cluster
-        // may be created after the recovery was recorded. Such a pod does no harm, because clients reach only the new
-        // cluster.
+        // Objects of the former cluster are allowed, because the operator deletes them last after a recovery. A pod of
+        // the former cluster that is created late does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
@@ -302,8 +302,8 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // If the status and all data were deleted, the former cluster no longer exists, and clients may write to a
-        // new cluster.
+        // If the status and all data were deleted, the former cluster no longer exists, so clients may write to a new
+        // cluster.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -323,8 +323,8 @@ impl World {
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // A PVC that a user deletes keeps its data as long as its pod exists. A hibernation deletes this pod. The
-        // operator may have planned the hibernation before the user deleted the PVC.
+        // A hibernation deletes the pod of a PVC, and a PVC that a user has deleted is lost with its pod. The operator
+        // may have planned the hibernation before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));
@@ -364,8 +364,8 @@ impl World {
     /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A suspended second operator may start the pod of a member that etcd has removed in the meantime. The member
-        // ID of this pod belongs to no member, so no member connects to the pod. The operator deletes the pod later.
+        // A suspended second operator may start the pod of a member that etcd has removed in the meantime. This pod is
+        // harmless, because its member ID belongs to no member, so no member connects to the pod.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());

@@ -64,7 +64,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner never becomes a candidate, so it reports its last known leader even without a connection.
+        // A learner reports its last known leader even without a connection, because it never becomes a candidate.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
@@ -163,8 +163,8 @@ impl World {
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // A member may become an endpoint before it serves clients if no other member serves clients. It then takes no
-        // client from a serving member.
+        // A member may become an endpoint before it serves clients if no other member serves clients, because it then
+        // takes no client from a serving member.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
             up.map(|(_, member)| &member.name)

@@ -340,8 +340,9 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // If the operator is paused, the cluster is being deleted or a certificate is invalid, the model rejects every
-        // write of the operator. A failure would not prove that the model detects this mistake.
+        // In these states, a check of the model fails for nearly every write: the operator is paused, the cluster is
+        // being deleted, or a certificate is invalid. A failed check would not prove that the model detects this
+        // mistake, so the mistake is not made.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }

@@ -66,8 +66,8 @@ impl World {
         let old = self.pods.keys().filter(|name| !is_elsewhere(name));
         self.named_before = old.cloned().collect();
         if begun == Begun::Old {
-            // The client Service of coreos/etcd-operator selects every pod of the cluster, unlike the client Service
-            // that this operator builds.
+            // The client Service counts as drifted, because the client Service of coreos/etcd-operator selects every
+            // pod of the cluster, and the client Service of this operator does not.
             self.shared.client = Kept::Drifted;
             self.client_token = Some(token);
         }
@@ -202,7 +202,8 @@ impl World {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // The operator never selects an external member as the survivor of a recovery.
+        // If the quorum cannot come back, `JoinWaits` lasts forever, because the operator never selects an external
+        // member as the survivor of a recovery.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[
@@ -218,8 +219,8 @@ impl World {
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // A second voter that never starts stops a cluster with one voter. The operator need not handle this mistake of
-        // the person.
+        // The person adds no second voter to a cluster with one voter. A second voter that never starts would stop the
+        // cluster, and the operator need not handle this mistake.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }

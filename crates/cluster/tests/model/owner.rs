@@ -133,11 +133,11 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // No late write can reach the new EtcdCluster. An operator process drops a plan after ten seconds, and the
-        // garbage collector deletes the objects of the deleted EtcdCluster.
+        // No late write can reach the new EtcdCluster, because an operator process drops a plan after ten seconds. The
+        // garbage collector also deletes the objects of the deleted EtcdCluster.
         self.late.clear();
         if self.setup.retains {
-            // The data stays, so no acknowledged write may be lost.
+            // No acknowledged write may be lost, because the data stays on the retained volumes.
             self.forget(false);
         } else {
             self.memory.forget_all();

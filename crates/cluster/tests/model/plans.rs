@@ -78,8 +78,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A plan may delete a pod without data. A pod in the phase `Failed` contains no data if its member has a disk.
-        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies.
+        // A plan may delete a pod in the phase `Failed` if the pod contains no data: the member has a disk, or the pod
+        // is the seed of a recovery.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -91,8 +91,8 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call, so the plan may restart them. A restart on
-                // a volume keeps the data.
+                // Invariant 20: the plan may restart members without a common CA, because these members answer no call.
+                // A restart on a volume keeps the data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -153,7 +153,8 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member with a usable disk is removed only if the cluster has too many members.
+        // Invariant 5: a member whose disk exists is removed only if the cluster is too large, or if `is_excused` is
+        // true.
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -194,7 +195,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4: every new member joins as a learner and is promoted later.
+        // Invariant 4: a learner is promoted only if it runs and has at least 90 % of the log entries.
         let name = &member.name;
         demand!(
             self,
@@ -213,7 +214,7 @@ impl World {
             "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
-        // Invariant 2: a promotion changes the voters, so all voters must be healthy.
+        // Invariant 2: a promotion changes the voters, so all voters must run.
         let down = cluster.voters().find(|(id, _)| !cluster.is_up(**id));
         let down = down.map(|(_, voter)| voter.name.clone());
         demand!(

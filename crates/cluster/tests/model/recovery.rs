@@ -227,7 +227,7 @@ impl World {
             .values()
             .filter_map(|member| self.data(&member.name));
         let Some(has) = has.map(|data| data.last.index).max() else {
-            return; // The data of the new cluster was lost before its record was written.
+            return; // The data of the new cluster was lost before the cluster was recorded.
         };
         let stays = new
             .members()

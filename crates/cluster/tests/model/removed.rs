@@ -68,8 +68,8 @@ impl World {
             return;
         };
         if self.memory.writes_to.is_none() {
-            // No client has written yet, so the volume is no evidence. Before the client Service gets its first
-            // endpoint, the operator may abandon a bootstrap and delete its volumes (seed 20261170024).
+            // The volume is no evidence, because no client has written yet. Until the client Service gets its first
+            // endpoint, the operator may abandon a bootstrap and delete its volumes.
             return;
         }
         let listed = self
@@ -165,7 +165,8 @@ impl World {
             process.leads = Some(term);
         }
         cluster.running.retain(|id, _| *id == kept);
-        // The person who removes the other members accepts the loss of writes that the remaining member lacks.
+        // The acknowledged writes that `kept` lacks do not count as lost, because the person who removed the other
+        // members accepts their loss.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))

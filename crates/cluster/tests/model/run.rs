@@ -157,8 +157,8 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // A real cluster does not form and lose its status during one observation. The second operator
-                // therefore begins its observation again.
+                // The second operator begins its observation again, because a real cluster does not form and lose its
+                // status during one observation.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -188,7 +188,8 @@ impl Run {
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        // The children of a deleted EtcdCluster have no owner, and the operator waits until they are deleted.
+        // The round ends if the EtcdCluster was replaced during the observation, because the operator waits until the
+        // children of the deleted EtcdCluster are deleted.
         if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }

@@ -1,7 +1,7 @@
 //! Converts each request of a plan to a [`Write`], as the API server or etcd would read it. The operator's own
 //! functions parse the objects in the requests, so each round also tests the builders.
 //!
-//! The deliberate mistakes change these [`Write`] values.
+//! The deliberate mistakes of the model test (`mutation.rs`) change these [`Write`] values.
 
 use std::collections::BTreeMap;
 
@@ -173,7 +173,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // The operator writes all fields of the record in each request, so the intent must be unchanged.
+                // Each request contains all fields of the record, so the request must contain the unchanged intent.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

@@ -78,7 +78,7 @@ fn model_detects_unproven_rollback() {
 
 /// Without the record, a cluster of one member never leaves the version without an image.
 #[test]
-fn model_detects_forgotten_served_version() {
+fn model_detects_operator_that_forgets_served_version() {
     let found = (0..100).find(|seed| {
         let (setup, events) = drawn(*seed);
         let forgets = play(&setup, &events, Some(Mutation::ForgetsWhatServed), false);

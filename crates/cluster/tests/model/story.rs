@@ -68,8 +68,8 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // Every mistake can prevent convergence. A run without convergence does not prove that the model detects this
-        // mistake, so the search continues.
+        // A run that does not converge does not count, because every mistake can prevent convergence. The search
+        // continues.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -215,8 +215,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // Every mistake can prevent convergence. A run without convergence does not prove that the model detects
-            // this mistake, so such a failure does not count.
+            // A run that does not converge does not count, because every mistake can prevent convergence.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");

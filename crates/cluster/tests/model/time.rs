@@ -76,7 +76,8 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A pod still shows that its node was lost if no kubelet has confirmed the deletion of the pod.
+                // A terminating pod keeps `lost_since` until a kubelet confirms its deletion, even if the node is ready
+                // again.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -235,7 +236,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // The flag `--initial-cluster` contains only the member itself, so the member calls no other member.
+            // The member calls no other member, because `--initial-cluster` contains only the member itself.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
@@ -308,7 +309,7 @@ impl World {
     /// The configuration of the first peer that answers. As in etcd, this read is not linearizable.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // The new member can reach the other members. They cannot reach the new member through its Service yet.
+        // The new member can reach the members of this group, even if they cannot reach the new member yet.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -429,8 +430,7 @@ impl World {
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // Only coreos/etcd-operator creates a client Service that differs from the operator's. This Service selects
-        // every pod.
+        // A `Drifted` client Service was created by coreos/etcd-operator, and selects every pod.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

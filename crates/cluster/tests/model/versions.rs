@@ -91,12 +91,12 @@ impl World {
         let spoken = recorded.as_ref();
         let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
-            // A new EtcdCluster starts with a version that has an image.
+            // Before the cluster version is known, the user only withdraws the version without an image (`MISSING`).
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
-        // A member that waits for a missing image during a downgrade cannot continue. The user then sets the version
-        // that this member ran before.
+        // If a member waits for a missing image during a downgrade, the user sets the version that this member ran
+        // before, because the member cannot continue otherwise.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -186,8 +186,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariants 18 and 30 have two exceptions. A late write may arrive after the cluster has changed. Other
-        // software may restart a removed member, which then exits again.
+        // Invariants 18 and 30 have two exceptions: a late write arrives after the cluster has changed, or other
+        // software restarts a removed member, which then exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(

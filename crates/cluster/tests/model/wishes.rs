@@ -57,8 +57,9 @@ pub(crate) struct Wishes {
 pub(crate) fn rule() -> UpkeepRule {
     UpkeepRule {
         quota: QUOTA,
+        only_reports: false,
         keep_revisions: Some(0),
-        ..UpkeepRule::default()
+        defragmentation: None,
     }
 }
 
@@ -291,7 +292,7 @@ impl World {
                 if !self.is_led(std::slice::from_ref(member)) {
                     return Answer::Failed;
                 }
-                // One call appends only a part of the entries, so the operator needs several calls.
+                // The operator needs several calls, because one call appends only a part of the entries.
                 self.wishes.appended += APPENDED;
                 Answer::Done(None)
             }
@@ -407,7 +408,8 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // The operator may restart members in any state if they do not accept each other's certificates.
+        // The operator may restart members in any state if members do not accept the certificates of each other
+        // (`is_torn`).
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -439,7 +439,7 @@ impl World {
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // The Service of the member is missing, so no other member can reach it. The member is alone in its group.
+            // The member is alone in its group, because no other member can reach a member without a Service.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),

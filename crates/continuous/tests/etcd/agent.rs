@@ -4,38 +4,44 @@ use std::future::Future;
 use std::time::Duration;
 
 use continuous::{
-    Agent, BaseName, GapReason, Options, Reader, Record, Settings, Target, Until, bases, read_base,
-    replay,
+    Agent, BaseName, GapReason, Monitor, Options, Reader, Record, Settings, Target, Until, bases,
+    read_base, replay,
 };
 use etcd::{Access, EtcdClient};
+use store::Store;
 use tokio::time::sleep;
 
-use crate::lab::{Lab, PREFIX, client, extras, hash, limits, revision, stored};
+use crate::lab::{Lab, PREFIX, client, extras, hash, limits, now_micros, revision, stored};
 
 const NO_RENEWAL: Duration = Duration::from_hours(1);
 
-/// Runs an agent until `work` has ended and the store has all changes.
-async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = T>) -> T {
-    let etcd = EtcdClient::new(Access::default());
-    let settings = Settings {
+fn settings() -> Settings {
+    Settings {
         prefix: PREFIX.to_owned(),
         limits: limits(),
         extras: extras(),
-        max_age,
-    };
+        max_age: NO_RENEWAL,
+        max_bytes: u64::MAX,
+        window: Duration::MAX,
+        spool: None,
+    }
+}
+
+/// Runs an agent until `work` has ended.
+async fn agent_until<T, W: Future<Output = T>>(
+    lab: &Lab,
+    settings: Settings,
+    work: impl FnOnce(Monitor) -> W,
+) -> T {
+    let etcd = EtcdClient::new(Access::default());
     let members = vec![lab.etcd.client_url.clone()];
     let mut agent = Agent::new(&etcd, members, &lab.store, settings);
+    let work = work(agent.monitor());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async {
         let _ = stopped.await;
     };
     let mut run = std::pin::pin!(agent.run(stopped));
-    let work = async {
-        let result = work.await;
-        let last = revision(&mut lab.client().await).await;
-        stored(&lab.store, newest_base(lab).await, last).await;
-        result
-    };
     let result = tokio::select! {
         end = &mut run => panic!("the agent has ended: {end:?}"),
         result = work => result,
@@ -43,6 +49,21 @@ async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = 
     drop(stop);
     run.await.unwrap();
     result
+}
+
+/// Runs an agent until `work` has ended and all changes are in the chain of the newest base.
+async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = T>) -> T {
+    let settings = Settings {
+        max_age,
+        ..settings()
+    };
+    agent_until(lab, settings, |_| async move {
+        let result = work.await;
+        let last = revision(&mut lab.client().await).await;
+        stored(&lab.store, newest_base(lab).await, last).await;
+        result
+    })
+    .await
 }
 
 /// Waits for the newest base.
@@ -143,4 +164,67 @@ async fn agent_takes_new_base_after_gap() {
     assert_eq!(gap.reason, GapReason::Compacted);
     let last = revision(&mut source).await;
     assert_restorable(&lab, newest_base(&lab).await, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn size_of_segments_causes_new_base() {
+    let lab = &Lab::new("3.6").await;
+    let small = Settings {
+        max_bytes: 1,
+        ..settings()
+    };
+    agent_until(lab, small, |_| async move {
+        while bases(&lab.store, PREFIX).await.unwrap().len() < 2 {
+            put(lab, 5).await;
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bases_before_the_window_are_deleted_with_their_segments() {
+    let lab = &Lab::new("3.6").await;
+    let short = Settings {
+        max_age: Duration::from_millis(700),
+        window: Duration::ZERO,
+        ..settings()
+    };
+    agent_until(lab, short, |_| async move {
+        let first = newest_base(lab).await;
+        while bases(&lab.store, PREFIX).await.unwrap().contains(&first) {
+            put(lab, 5).await;
+            sleep(Duration::from_millis(50)).await;
+        }
+        let left = lab.store.list(&format!("{PREFIX}{first}/")).await.unwrap();
+        assert_eq!(left, []);
+    })
+    .await;
+    with_agent(lab, NO_RENEWAL, put(lab, 20)).await;
+    let last = revision(&mut lab.client().await).await;
+    assert_restorable(lab, newest_base(lab).await, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn complete_time_covers_all_acknowledged_writes() {
+    let lab = &Lab::new("3.6").await;
+    agent_until(lab, settings(), |monitor| async move {
+        put(lab, 20).await;
+        let written = now_micros();
+        let progress = loop {
+            let progress = monitor.read();
+            let complete = progress.complete_time.is_some_and(|time| time >= written);
+            if complete && progress.held.is_some() {
+                break progress;
+            }
+            sleep(Duration::from_millis(50)).await;
+        };
+        let last = revision(&mut lab.client().await).await;
+        assert_eq!(progress.revision, Some(last));
+        assert_eq!(progress.etcd_revision, Some(last));
+        assert_eq!(progress.problem, None);
+        assert!(progress.base.unwrap().segments > 0);
+        assert_eq!(progress.held.unwrap().gap_count, 0);
+    })
+    .await;
 }

@@ -103,6 +103,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
         compression: None,
         encryption: None,
         verification: None,
+        copy_to: Vec::new(),
+        continuous: None,
         ttl_seconds_after_finished: None,
         deletion_policy: Some(DeletionPolicy::Retain),
     }
@@ -147,6 +149,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
+    // The new EtcdBackup does not record changes, because the agent of the template already records the cluster.
+    spec.continuous = None;
     // The new EtcdBackup verifies its only backup as soon as it is complete, so it needs no schedule for this.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
@@ -163,6 +167,17 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
         timeout_in_second: Some(limit),
         ..BackupPolicy::default()
     });
+    for copy in &mut spec.copy_to {
+        (copy.max_backups, copy.max_age, copy.retention) = (None, None, None);
+    }
+    let copies = spec.copy_to.iter_mut().flat_map(|copy| {
+        [
+            copy.s3.as_mut().map(|store| &mut store.path),
+            copy.abs.as_mut().map(|store| &mut store.path),
+            copy.gcs.as_mut().map(|store| &mut store.path),
+            copy.oss.as_mut().map(|store| &mut store.path),
+        ]
+    });
     let paths = [
         spec.s3.as_mut().map(|store| &mut store.path),
         spec.abs.as_mut().map(|store| &mut store.path),
@@ -171,7 +186,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
         spec.pvc.as_mut().map(|store| &mut store.path),
         spec.local.as_mut().map(|store| &mut store.path),
     ];
-    for path in paths.into_iter().flatten() {
+    for path in paths.into_iter().chain(copies).flatten() {
         path.push_str("-manual-");
         path.push_str(suffix);
     }
@@ -236,6 +251,8 @@ mod tests {
             "metadata": { "name": name },
             "spec": { "etcdCluster": { "name": cluster }, "storageType": "S3", "deletionPolicy": "Delete",
                 "s3": { "path": "bucket/etcd/main", "awsSecret": "aws", "endpoint": "https://minio" },
+                "copyTo": [{ "name": "second", "storageType": "GCS", "gcs": { "path": "other/main" },
+                             "maxBackups": 3 }],
                 "backupPolicy": { "schedule": "@hourly", "maxBackups": 24, "timeoutInSecond": 600 } },
             "status": { "lastSuccessDate": success }
         }))
@@ -254,6 +271,10 @@ mod tests {
         let s3 = backup.spec.s3.as_ref().unwrap();
         assert_eq!(s3.path, "bucket/etcd/main-manual-20261126-190503");
         assert_eq!(s3.aws_secret.as_deref(), Some("aws"));
+        let copy = &backup.spec.copy_to[0];
+        let path = &copy.gcs.as_ref().unwrap().path;
+        assert_eq!(path, "other/main-manual-20261126-190503");
+        assert_eq!(copy.max_backups, None);
         assert!(!backup.spec.is_periodic());
         assert_eq!(
             backup.spec.backup_policy.unwrap().timeout_in_second,

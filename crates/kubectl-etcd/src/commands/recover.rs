@@ -30,8 +30,9 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let view = status::one(access, name, false).await?;
     let claims: Vec<PersistentVolumeClaim> = access.list(&names::cluster_selector(name)).await?;
     say(&losses(&cluster, &view, &claims))?;
-    let question =
-        format!("Start a new cluster from the surviving data of {name}, and lose later writes?");
+    let question = format!(
+        "Start a new cluster from the surviving data of {name}, and lose all writes that it does not contain?"
+    );
     if !confirm(&question, args.consent)? {
         return Ok(());
     }

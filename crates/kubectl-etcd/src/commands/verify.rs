@@ -117,7 +117,7 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     let copy = format!("verify-{}", suffix(Timestamp::now()));
     let restore = rehearsal(&copy, &args.backup, original.as_ref(), version.as_deref());
     say(&format!(
-        "rehearsal: the backup {} is restored into a temporary cluster {copy} of one member, and the revisions are compared. Then cluster {copy} is deleted. No other cluster changes",
+        "rehearsal: the backup {} is restored into a temporary cluster {copy} of one member. The revision of {copy} is compared with the revision of the backup, and then {copy} is deleted. The rehearsal does not change other clusters",
         chosen.location
     ))?;
     if !confirm("Start the rehearsal?", args.consent)? {

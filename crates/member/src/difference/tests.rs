@@ -131,7 +131,7 @@ fn changes_of_reserved_labels_and_annotations_are_ignored() {
 }
 
 #[test]
-fn spec_changes_other_than_metadata_and_resources_require_new_pod() {
+fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
     let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
@@ -140,7 +140,7 @@ fn spec_changes_other_than_metadata_and_resources_require_new_pod() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // The cluster operator compares the image, so a new version or repository is no difference here.
+    // A new version or repository is no difference, because the cluster operator compares the image separately.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,

@@ -83,8 +83,8 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // etcd 3.6 does not start with both the gate and the flag, and no release starts with both a variable and its
-    // flag.
+    // The operator adds no variable if the user sets the gate or the flag: etcd 3.6 does not start with both, and no
+    // release starts with a variable and the flag of the same name.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -370,8 +370,8 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // The default of `memberReplacement.after` is shorter than the default toleration of five minutes, so no
-    // toleration is added.
+    // No toleration is added, because the default of `memberReplacement.after` is shorter than the default toleration
+    // of five minutes.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -384,7 +384,7 @@ fn pod_tolerates_lost_node_until_replacement() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // The operator keeps a toleration of the user for the same taint.
+    // The operator adds no second toleration for a taint that the user's toleration names.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

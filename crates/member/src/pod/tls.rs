@@ -86,7 +86,7 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
             secret: Some(SecretVolumeSource {
                 secret_name: Some(mounted.secret),
                 default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
-                // Mount only these keys, because the Secret may contain others that members must not read.
+                // Only these keys are mounted, because members must not read other keys of the Secret.
                 items: Some(vec![
                     item(from.certificate, to.certificate),
                     item(from.key, to.key),
@@ -234,7 +234,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The names of the mounted files do not depend on the names of the keys in the Secret.
+        // The names of the mounted files are the same for all names of the keys in the Secret.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

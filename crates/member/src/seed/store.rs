@@ -86,7 +86,8 @@ impl Source {
                 secret: Some(SecretVolumeSource {
                     secret_name: Some(secret.to_owned()),
                     default_mode: Some(SECRET_MODE),
-                    // A pod that is created again must start after the Secret was deleted.
+                    // The Secret is optional, so that a pod that is created again can start after the Secret was
+                    // deleted.
                     optional: Some(true),
                     ..SecretVolumeSource::default()
                 }),

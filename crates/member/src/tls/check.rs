@@ -115,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // If an expired authority has issued the certificate, the message names this cause.
+        // If an expired authority has issued the certificate, the message names this authority as the cause.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -265,7 +265,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
         (None, _) => Ok(()),
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(server)), operator) => {
-            // The operators verify members with the authorities in their Secret.
+            // `by` is the operator's Secret, because the operators verify members with the authorities in this Secret.
             let by = operator
                 .as_ref()
                 .and_then(|operator| operator.as_ref().ok());

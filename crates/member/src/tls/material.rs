@@ -195,7 +195,7 @@ fn incomplete(
     of_purpose: &[&'static str],
     usual: &[&'static str],
 ) -> Fault {
-    // Report the set of key names with fewer missing keys.
+    // The message names the set of keys (usual names, or names of the purpose) of which fewer keys are missing.
     let (missing, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {

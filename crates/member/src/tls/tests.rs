@@ -139,7 +139,7 @@ fn valid_certificates_have_no_faults() {
 }
 
 #[test]
-fn invariant_20_faults_contain_secret_and_key() {
+fn invariant_20_tls_fault_messages_name_secret_and_key() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let good = one.sign(&[SERVICE], &BOTH, GOOD);
     let cases = [
@@ -205,7 +205,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 fn certificate_that_other_side_does_not_trust_is_a_fault() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // The operators trust only authority `two`, and the members do not trust the operators' certificate.
+    // The operators trust only authority `two`, and the members trust only authority `one`.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -220,7 +220,7 @@ fn certificate_that_other_side_does_not_trust_is_a_fault() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // During a rotation, the trust bundle contains both authorities.
+    // During a rotation, both sides trust both authorities, so no fault is reported.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
@@ -266,8 +266,8 @@ fn member_address_follows_names_in_certificates() {
     assert_eq!(chosen(&[POD], None, None), pod);
     assert_eq!(chosen(&[SERVICE], None, None), None);
     assert_eq!(chosen(&[POD, SERVICE], None, None), None);
-    // The address format in the spec, and the format of running members, have priority over the names in the
-    // certificates.
+    // The names in the certificates count only if neither the spec nor the running members determine the address
+    // format.
     assert_eq!(chosen(&[POD], service.clone(), None), service);
     assert_eq!(chosen(&[POD, SERVICE], None, pod.clone()), pod);
     assert_eq!(chosen(&[POD], None, service), None);
@@ -293,7 +293,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // The trust bundle may contain an expired authority that has not issued the certificate.
+    // An expired authority in the trust bundle is a fault only if it has issued the certificate.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(

@@ -12,7 +12,8 @@ use runtime::slots::Place;
 use store::encryption::Keys;
 use tokio::time::timeout;
 
-use super::{ObserveContext, STORE_TIMEOUT, read};
+use super::stored::{newest, newest_by};
+use super::{ObserveContext, STORE_TIMEOUT, copies, read};
 use crate::encryption;
 use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
@@ -112,37 +113,9 @@ pub(super) fn newest_of(
     Ok((block.at(path), stored))
 }
 
-/// The newest complete backup, as fields of the status describe it.
-fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
-    let status = backup.status.as_ref()?;
-    Some(StoredBackup {
-        location: status.location.clone()?,
-        sha256: status.sha256.clone(),
-        encryption_key: status.encryption_key.clone(),
-        ..StoredBackup::default()
-    })
-}
-
-/// The newest backup in `status.backups` that was complete at `before`.
-fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a StoredBackup, Trouble> {
-    let listed = backup.status.iter().flat_map(|status| &status.backups);
-    let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
-    let newest = timed
-        .filter(|(time, _)| *time <= before.0)
-        .max_by_key(|(time, _)| *time);
-    newest.map(|(_, one)| one).ok_or_else(|| {
-        let message = format!(
-            "spec.backup.before: status.backups of the EtcdBackup {} lists no backup that was complete at {}: set a \
-             later time, or set the storage block of an older backup in the EtcdRestore itself",
-            backup.name_any(),
-            before.0
-        );
-        Trouble::new(Reason::BackupMissing, message)
-    })
-}
-
 /// Checks the backup, and adds its metadata to `backup`. Returns the spec of the `existing` cluster, or the spec of
-/// the cluster to create.
+/// the cluster to create. If the backup cannot be read in the first store of its EtcdBackup, the first copy that can be
+/// read replaces `backup`.
 pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -150,6 +123,42 @@ pub(super) async fn check(
     existing: Option<&EtcdClusterSpec>,
     backup: &mut Result<ChosenBackup, Trouble>,
 ) -> Source {
+    let first = check_one(context, restore, namespace, existing, backup);
+    let mut trouble = match Box::pin(first).await {
+        Ok(spec) => return Source::Ready(Box::new(spec)),
+        Err(trouble) => trouble,
+    };
+    // The restore continues to use a recorded backup, whose seed may exist.
+    if choice::valid_record(restore, false).is_some() {
+        return Source::Unavailable(choice::name_missing_backup(restore, trouble));
+    }
+    let mut problems = String::new();
+    for copy in copies::find(context, restore, namespace, &trouble).await {
+        let mut chosen = Ok(copy.chosen);
+        let checked = check_one(context, restore, namespace, existing, &mut chosen);
+        match Box::pin(checked).await {
+            Ok(spec) => {
+                *backup = chosen;
+                return Source::Ready(Box::new(spec));
+            }
+            Err(problem) => {
+                let (name, message) = (&copy.name, &problem.message);
+                problems = format!("{problems}; copy {name}: {message}{}", copy.remedy);
+            }
+        }
+    }
+    trouble.message.push_str(&problems);
+    Source::Unavailable(trouble)
+}
+
+/// Checks the backup in one store, and adds the metadata of the backup to `backup`.
+async fn check_one(
+    context: &ObserveContext<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    existing: Option<&EtcdClusterSpec>,
+    backup: &mut Result<ChosenBackup, Trouble>,
+) -> Result<EtcdClusterSpec, Trouble> {
     let check = async {
         let backup = backup.as_mut().map_err(|trouble| trouble.clone())?;
         let block = &backup.source;
@@ -176,6 +185,11 @@ pub(super) async fn check(
         // The response to a failed GET contains a message, unlike the response to a failed HEAD, so read the manifest
         // first.
         let manifest = opened.manifest().await?;
+        if manifest.is_none() && backup.copy.is_some() {
+            // The backup operator writes the manifest of a copy last.
+            let message = format!("there is no complete copy at {}", backup.location);
+            return Err(Trouble::new(Reason::BackupMissing, message));
+        }
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
         // Report a replaced backup first, because a wrong key may only be its consequence.
@@ -186,20 +200,12 @@ pub(super) async fn check(
         choice::add_metadata(backup, manifest.as_ref(), stored);
         spec_to_restore(restore, existing, manifest.as_ref())
     };
-    let recorded = choice::valid_record(restore, false).is_some();
-    match timeout(STORE_TIMEOUT, check).await {
-        Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
-        Ok(Err(trouble)) if recorded => {
-            Source::Unavailable(choice::name_missing_backup(restore, trouble))
-        }
-        Ok(Err(trouble)) => Source::Unavailable(trouble),
-        Err(_) => {
-            let message = format!(
-                "the store did not answer within {STORE_TIMEOUT:?}: check the endpoint and the network"
-            );
-            Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
-        }
-    }
+    timeout(STORE_TIMEOUT, check).await.unwrap_or_else(|_| {
+        let message = format!(
+            "the store did not answer within {STORE_TIMEOUT:?}: check the endpoint and the network"
+        );
+        Err(Trouble::new(Reason::StoreUnreachable, message))
+    })
 }
 
 /// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read and check the backup on it.

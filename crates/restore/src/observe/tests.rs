@@ -20,6 +20,7 @@ use crate::plan::target::{check_version, cluster_to_create};
 use crate::snapshot::{Child, OldMembers, takes_name};
 
 mod clocks;
+mod copies;
 mod keys;
 mod requests;
 

@@ -4,7 +4,6 @@ use api::EtcdCluster;
 use api::problem::Problem;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
-use member::Members;
 use member::tls::{ClusterTls, FaultKind};
 
 /// Reads the Secrets with the certificates of the cluster.
@@ -16,15 +15,13 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster
 
 /// The problems of the certificates. No seed starts with invalid certificates (invariant 20).
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let generated = cluster
         .spec
         .tls
         .as_ref()
         .is_some_and(|tls| tls.generated.is_some());
     // The cluster operator generates these Secrets after the EtcdCluster exists, so they may be missing now.
-    let mut faults = tls.faults(&addresses, Timestamp::now());
+    let mut faults = tls.faults(&member::addresses(cluster), Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: member::tls::Fault| {
         let what = fault.message.replacen(fault.purpose.field(), "", 1);

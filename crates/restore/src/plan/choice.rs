@@ -59,6 +59,7 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
         encryption_key: None,
         bump_revision: restore.spec.bump_revision.unwrap_or_default(),
         generation: restore.metadata.generation,
+        copy: None,
         source,
     }
 }

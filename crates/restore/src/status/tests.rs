@@ -269,3 +269,30 @@ fn restore_shows_source_and_progress_in_columns() {
     let status = compute(&restore, &planned(Action::Nothing, working()), None, &at(1));
     assert_eq!(status.source.as_deref(), Some("EtcdBackup nightly"));
 }
+
+#[test]
+fn used_copy_is_reported_with_cause() {
+    let mut restore = restore();
+    let block = serde_json::from_str(r#"{"s3":{"path":"second/k"}}"#).unwrap();
+    let mut chosen = crate::plan::choice::chosen_from(&restore, block);
+    chosen.copy = Some(restore::ChosenCopy {
+        name: "offsite".into(),
+        reason: "the store does not answer".into(),
+    });
+    let working = PlanState::Working(Trouble::new(Reason::InProgress, "recording"));
+    let record = planned(Action::RecordBackup(Box::new(chosen)), working);
+    let notices = notices(&restore, &record);
+    assert_eq!(
+        (notices[0].reason, notices[0].warning),
+        ("CopyChosen", true)
+    );
+    for part in ["offsite", "s3://second/k", "the store does not answer"] {
+        assert!(notices[0].note.contains(part), "{notices:?}");
+    }
+    restore.status = Some(compute(&restore, &record, None, &at(1)));
+    let complete = planned(Action::Nothing, PlanState::Complete);
+    let status = compute(&restore, &complete, None, &at(2));
+    let complete = conditions::find(&status.conditions, &ConditionType::Complete).unwrap();
+    let expected = "from the copy offsite at s3://second/k";
+    assert!(complete.message.contains(expected), "{complete:?}");
+}

@@ -20,7 +20,7 @@ pub(crate) enum Then {
     End,
     /// The server repeats these bytes forever.
     Repeat(Vec<u8>),
-    /// The server sends one byte, and the next byte after this time.
+    /// The server sends one byte at a time forever, with this pause after each byte.
     Slow(Duration),
 }
 

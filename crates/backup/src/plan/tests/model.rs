@@ -49,7 +49,7 @@ struct Process {
     /// The state of the transfer. 0: reading from etcd, 1: the object is committed, 2: the manifest is written.
     stage: u8,
     begun: Option<Timestamp>,
-    /// The key of an object without a manifest from an earlier attempt.
+    /// The key of an object that an earlier attempt stored without a manifest.
     leftover: Option<String>,
     key: String,
     /// The keys that the removal has not deleted yet. The last key is deleted next.

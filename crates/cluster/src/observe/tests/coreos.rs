@@ -259,7 +259,7 @@ fn invariant_7_cluster_of_coreos_operator_is_adopted_not_bootstrapped() {
 /// Invariants 3 and 5: a member without a volume gets a replacement before it is removed. A member on a PVC gets a new
 /// pod and keeps its data.
 #[test]
-fn adopted_emptydir_members_are_replaced_and_pvc_members_recreated() {
+fn adopted_members_with_emptydir_are_replaced_and_pods_with_pvc_recreated() {
     for old in every_form() {
         let scene = taken_over(old).drained();
         let writes = scene.writes();

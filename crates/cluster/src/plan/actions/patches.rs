@@ -195,7 +195,7 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // The version stays if only the repository changed, or the member never ran the version of the current image.
+        // Both versions are equal if only the repository changes, or if the member never ran the version of its pod.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {
@@ -235,7 +235,7 @@ impl Builder<'_> {
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // Other software may have removed the labels by which Services select the pod. The patch restores these labels.
+        // The patch also restores labels that other software has removed, because Services select the pod by them.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));
@@ -254,7 +254,7 @@ impl Builder<'_> {
             annotations[names::ANNOTATION_VOTERS] = json!(list);
             annotations[names::ANNOTATION_TLS] = json!(tls);
         }
-        // Invariant 35: garbage collection deletes every object whose owner is deleted.
+        // Invariant 35: a retained PVC gets no owner, because garbage collection deletes a PVC whose owner is deleted.
         let retained = kind == Kind::VolumeClaim && self.desired.object.spec.retains_volumes();
         let owner = apply::owner_reference(&self.desired.object).filter(|_| !retained);
         let metadata = json!({

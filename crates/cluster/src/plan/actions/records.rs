@@ -49,18 +49,11 @@ impl<'a> Identity<'a> {
     }
 
     fn status(&self) -> Value {
-        let bootstrap = BootstrapStatus {
-            token: self
-                .intent
-                .map(|intent| intent.token.clone())
-                .unwrap_or_default(),
-            members: self
-                .intent
-                .iter()
-                .flat_map(|intent| intent.members.clone())
-                .collect(),
-        };
-        let mut status = json!({ "bootstrap": bootstrap });
+        let bootstrap = self.intent.map(|intent| BootstrapStatus {
+            token: intent.token.clone(),
+            members: intent.members.iter().cloned().collect(),
+        });
+        let mut status = json!({ "bootstrap": bootstrap.unwrap_or_default() });
         if let Some(id) = self.cluster_id {
             status["clusterID"] = json!(id.to_string());
         }
@@ -129,10 +122,9 @@ impl Builder<'_> {
             (identity.intent, identity.cluster_id) = (Some(intent), Some(id));
         }
         (identity.recovery, identity.stale_approval) = (recovery, stale_approval);
-        let under_way = |record: &&RecoveryStatus| record.phase == RecoveryPhase::InProgress;
-        let known = self.observed.recovery.record.as_ref().filter(under_way);
+        let known = self.observed.recovery.in_progress();
         let begins = recovery
-            .filter(under_way)
+            .filter(|next| next.phase == RecoveryPhase::InProgress)
             .is_some_and(|next| known.is_none_or(|known| known.member != next.member));
         self.record(
             "before-record-recovery",
@@ -145,7 +137,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A record without TLS sends no Event, because the first record of a cluster without TLS changes nothing.
+        // A record without TLS settings causes no Event, because it changes nothing for the members.
         let event = record
             .policy
             .as_ref()

@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the pod of a member with a PVC cannot be created, a later plan creates it. The annotation `started` then
-        // stays on the Service.
+        // If the pod of a member with a PVC cannot be created, the annotation `started` stays on the Service, because a
+        // later plan creates the pod.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -108,14 +108,14 @@ impl Builder<'_> {
             Explanation::new(Reason::InvalidSpec, text)
         })?;
         if self.desired.object.spec.retains_volumes() {
-            // Invariant 35: from its creation on, a retained PVC has no owner.
+            // Invariant 35: a retained PVC has no owner, not even at its creation.
             claim.metadata.owner_references = None;
         }
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
-            // The PVC of each first member records the names of all first members. The names then survive the loss of
-            // all pods and of the status.
+            // The PVC of each first member records the names of all first members, so that these names survive the loss
+            // of all pods and of the status.
             let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
             annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
         }

@@ -14,7 +14,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // A person may have deleted only the annotation with the CAs, and not the annotation with the trust digest.
+        // `silent` is true if a person has deleted the annotation with the CAs, but not the trust digest.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
@@ -39,8 +39,8 @@ impl Keeper<'_> {
             };
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
-            // A restore creates the certificates before the pod. If all certificate Secrets are older than the pod, the
-            // pod was started with the CAs in these Secrets.
+            // A restore creates the certificates before the pod. If all certificate Secrets of a running pod are older
+            // than the pod, the pod was started with the CAs in these Secrets.
             let after = self.is_up_to_date(member)
                 || self.rule.uses_of_member().all(|used| {
                     let held = self.certificates.leaf(member, used);

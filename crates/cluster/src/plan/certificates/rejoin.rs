@@ -12,8 +12,8 @@ use api::names::CertificateUse;
 use super::{Keeper, Settled};
 use crate::authority::{CaScope, Leaf};
 use crate::certificates::Noted;
-use crate::plan::age::age;
-use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
+use crate::clock::age;
+use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod};
 
@@ -75,7 +75,7 @@ impl Keeper<'_> {
 
     /// True if a restore or a recovery is in progress, which starts all members with the current CAs.
     fn is_replaced(&self) -> bool {
-        self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
+        self.observed.claimed_by.is_some() || self.observed.recovery.in_progress().is_some()
     }
 
     /// True if a TLS switch is in progress. The rolling update of the switch restarts the members one at a time
@@ -178,7 +178,7 @@ impl Keeper<'_> {
 
     /// True if `member` accepts the peer certificate of `other`. Also true if the Secret of `other` is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: without the annotation, the CAs of the member are unknown. The member then counts as accepting.
+        // Invariant 1: if `started_with` is `None`, the CAs of `member` are unknown, and `member` counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }

@@ -2,8 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::in_progress;
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
@@ -27,8 +26,9 @@ pub(crate) fn leftover(
     view: &View,
     name: &str,
 ) -> Leftover {
-    // The seed of a recovery in progress stays until the recovery is complete or canceled.
-    if in_progress(observed).is_some_and(|record| record.member == name) {
+    // The seed of a recovery stays until the recovery is complete or canceled.
+    let recovery = observed.recovery.in_progress();
+    if recovery.is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
     let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy, and for the time in the
-    // spec. Members that the operator is about to replace do not count for this size.
+    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the time in the spec has
+    // passed. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {

@@ -7,7 +7,7 @@ use etcd::ClusterId;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
-use crate::plan::age::age;
+use crate::clock::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::member_objects;
 use crate::plan::versions::current_version;
@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // The volume of the seed is lost, and the survivor still has its data: cancel this recovery. The objects of this
-    // seed stay, because its pod may still use the volume (invariant 9).
+    // If the volume of the seed is lost and the survivor still has its data, this recovery is canceled. The objects of
+    // the seed stay, because its pod may still use the volume (invariant 9).
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before the new cluster was recorded");
@@ -151,8 +151,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // The survivor keeps its data until the new cluster is recorded. The operator may therefore delete a failed
-        // seed pod and copy the data again.
+        // The operator may delete a failed seed pod and copy the data again, because the survivor keeps its data until
+        // the new cluster is recorded.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -167,8 +167,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: the process that set the annotation `started` may be suspended and could remove the annotation
-        // later. This process sets the annotation again, so that the removal fails.
+        // Invariant 6: a suspended operator process may have set the annotation `started`. `mark_again` renews the
+        // annotation, so that the suspended process cannot remove it later.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };

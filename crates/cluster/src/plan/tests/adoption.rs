@@ -67,7 +67,7 @@ fn invariant_7_adopted_cluster_keeps_its_cluster_id() {
 /// Invariants 1 and 7: pods or volumes without a token may belong to a cluster that does not answer, so the operator
 /// does not bootstrap.
 #[test]
-fn pods_without_token_prevent_bootstrap() {
+fn pods_or_volumes_without_token_prevent_bootstrap() {
     let mut silent = left_by_another().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&Reason::AdoptionWaits));
@@ -397,8 +397,8 @@ fn recreated_cluster_with_external_members_is_recorded_as_joined() {
         _ => panic!("the plan records no cluster"),
     };
     assert_eq!(members(&scene), 0);
-    // A token in the format of this operator shows that the operator bootstrapped the cluster, so the join annotation
-    // has no effect.
+    // This token has the format of this operator, so the operator bootstrapped the cluster, and the join annotation has
+    // no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }

@@ -265,7 +265,7 @@ fn invariant_32_recovery_needs_backup_that_is_recent_at_quorum_loss() {
     let scene = || approved(one_left()).guarded(&["Recovery"]);
     assert!(begun(&scene()).is_none());
     let text = problem(&scene(), Reason::NoRecentBackup);
-    // In this scene, the quorum was lost at the time 900.
+    // In this scene, the quorum was lost at 900 s (Unix time).
     let waiver = "Recovery/1970-01-01T00:15:00Z";
     for part in [waiver, "`kubectl etcd -n prod backup db`"] {
         assert!(text.contains(part), "{part}: {text}");

@@ -43,7 +43,7 @@ fn invariant_7_volume_of_another_cluster_stays_unchanged_without_quorum() {
 /// Invariant 7: all objects must carry the cluster ID before clients can write. Each remaining object then proves that
 /// the cluster existed.
 #[test]
-fn client_service_gets_endpoints_once_objects_have_cluster_id() {
+fn client_service_gets_endpoints_after_objects_have_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
     let mut scene = three();
     scene.observed.shared.client = Kept::AsMade(false);
@@ -104,8 +104,8 @@ fn bootstrap_is_abandoned_without_quorum_of_usable_volumes() {
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
-    // The operator abandons the bootstrap if the pods of `b` and `c` lost their volumes before they mounted them. A
-    // pod that has already mounted its volume continues to run.
+    // The operator abandons the bootstrap if the volumes of `b` and `c` were lost before their pods mounted these
+    // volumes. A pod that has already mounted its volume continues to run.
     let bare = || starting().volume_lost("b").volume_lost("c");
     assert!(begins(&bare()));
     let mut open = bare();
@@ -162,8 +162,8 @@ fn second_voter_starts_with_member_list_of_first_voter() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // A member that may have run does not start again without data. The only exception is the second of two voters
-    // (`second.rs`).
+    // The Service of `b` has the annotation `started`, so `b` may have run, and the operator does not start `b` again
+    // without data. The module `second` describes the only exception.
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked

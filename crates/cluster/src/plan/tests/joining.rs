@@ -61,7 +61,7 @@ fn invariant_24_learner_that_follows_leader_is_promoted_before_serving() {
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // One learner only follows the leader, the other also serves clients. The serving learner is promoted first.
+    // Of two learners, the learner that serves clients is promoted before the learner that only follows the leader.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
@@ -111,8 +111,8 @@ fn invariant_24_learner_failing_any_promotion_check_is_not_promoted() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // The learner answers clients, but its status shows that it lags behind the leader. The operator does not promote
-    // it.
+    // The operator does not promote a learner that answers clients if its status shows that the learner lags behind the
+    // leader.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);
@@ -165,7 +165,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that does not serve for a long time after its promotion no longer counts as healthy.
+    // Voter `b` was promoted 30 s ago and still does not serve, so `b` no longer counts as healthy.
     let late = Role::Busy {
         since: scene::at(970),
     };
@@ -175,7 +175,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
     // Invariant 19: a voter that is being defragmented does not count as healthy.
     let defragmenting = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&defragmenting), [] as [&str; 0]);
-    // A voter that has served before and no longer answers is down, whatever its health listener reports.
+    // Voter `b` has served before and no longer answers, so `b` is down, whatever its health listener reports.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
     assert!(down.waits().contains(&Reason::VoterNotHealthy));
@@ -226,8 +226,8 @@ fn invariant_24_pod_of_joining_voter_is_not_changed() {
     assert!(!resized(three().joining("b"), "b"));
     assert!(resized(three().down("b"), "b"));
     assert!(resized(three(), "b"));
-    // The operator may change the pod of a joining learner, even while a voter is down. It does not change the pod if
-    // the same plan promotes the learner.
+    // The operator may change the pod of a joining learner, even while a voter is down. The pod stays unchanged if the
+    // same plan promotes the learner.
     let learner = |scene: Scene| resized(scene.learner("d").follows("d"), "d");
     assert!(learner(three().size(4).down("b")));
     assert!(!learner(three().size(4)));
@@ -235,7 +235,7 @@ fn invariant_24_pod_of_joining_voter_is_not_changed() {
 
 /// Invariant 24: `/readyz` is on the health listener, so the pod may be ready before its etcd serves clients.
 #[test]
-fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
+fn invariant_24_new_voter_becomes_endpoint_when_it_serves() {
     let ready = |mut scene: Scene| {
         scene.observed.pods.get_mut("b").unwrap().ready = true;
         scene

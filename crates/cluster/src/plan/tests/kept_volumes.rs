@@ -144,7 +144,7 @@ fn invariant_9_kept_volume_is_deleted_after_comparison_and_grace_period() {
 #[test]
 fn removal_is_recorded_on_pvc_before_member_is_removed() {
     let scene = three().without_pod("b").claim_deleted("b");
-    // A person has decided to delete this PVC, so the operator records no removal on it.
+    // The PVC of `b` is already being deleted by a person, so the operator records no removal on it.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
     let shrinks = three().size(1).leader("a");
     let changes = shrinks.all_changes();
@@ -163,7 +163,7 @@ fn removal_is_recorded_on_pvc_before_member_is_removed() {
     // The removal is already recorded on the PVC, so the operator does not record it again.
     let again = noted(three().size(1), removed, Removal::ByOperator);
     assert_eq!(again.all_changes(), [scene::remove(removed)]);
-    // The operator deletes the volumes of members that it has removed itself.
+    // The operator deletes the volume of a member if the operator itself has removed the member.
     let left = noted(
         vanished(three(), &["c"]).without_pod("c"),
         "c",

@@ -98,7 +98,8 @@ fn invariant_29_edited_raft_log_record_is_replaced() {
         record.index = index;
         assert_records_newest(&scene.compared(), applied_index);
     }
-    // The record has no checksum, or a person has put the ID of this cluster into the record of another cluster.
+    // The operator also replaces a record without a checksum, and a record of another cluster in which a person has put
+    // the ID of this cluster.
     let mut without = applied(upgrade(), applied_index);
     let record = without.observed.upkeep.raft_log.as_mut().unwrap();
     record.checksum = None;
@@ -139,8 +140,7 @@ fn raft_log_is_prepared_once_for_all_members() {
     let scene = applied(upgrade(), 25_000).runs("b", "3.7.3").compared();
     let writes = change(&scene);
     assert!(patches_first(&writes), "{writes:?}");
-    // Member `c` was recreated with a larger snapshot count, so etcd needs more appended entries before it writes a
-    // snapshot.
+    // Member `c` was recreated with a larger snapshot count, so its etcd writes a snapshot only after more entries.
     let mut scene = applied(upgrade(), 25_000);
     scene.observed.pods.get_mut("c").unwrap().snapshot_count = Some(100_000);
     let writes = change(&scene.compared());

@@ -138,7 +138,8 @@ fn members_on_two_lost_nodes_of_five_are_replaced_one_by_one() {
 
 #[test]
 fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
-    // The member was already removed from etcd, but its pod and its PVC still exist on the lost node.
+    // Member `b` was already removed from etcd, but its pod and its PVC still exist. While their node is reachable, the
+    // operator deletes both.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -150,8 +151,8 @@ fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // The pod and the PVC stay until the unreachable kubelet confirms their deletion. The next member joins
-    // nevertheless.
+    // After the loss of the node, the pod and the PVC stay until the kubelet confirms their deletion. The next member
+    // joins nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -253,7 +254,7 @@ fn invariant_3_member_with_damaged_data_is_kept_if_quorum_needs_it() {
 
 #[test]
 fn member_is_kept_if_its_pod_was_ready_after_last_exit() {
-    // The pod became ready after the last exit of its container, so the message of that exit no longer counts.
+    // The pod became ready after the last exit of its container, so this exit no longer counts.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -274,15 +275,14 @@ fn member_that_fails_for_unknown_reason_is_replaced_after_timeout() {
 
 #[test]
 fn member_is_kept_if_settings_may_cause_its_failure() {
-    // Voter `c` is unhealthy too. A setting that both members share may be the cause, so the operator replaces neither.
+    // Voter `c` is unhealthy too, so a setting of both members may be the cause. The operator replaces neither member.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // Only member `b` runs with these settings or with this image. The settings or the image may be the cause of the
-    // failure.
+    // Only member `b` has these settings or this image, so the settings or the image may be the cause of the failure.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));

@@ -70,16 +70,16 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     );
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
-    // The user may need the old data after the recovery. The operator keeps the old volumes for the time in
-    // `spec.recovery.keepVolumes`.
+    // The operator keeps the old volumes for the time in `spec.recovery.keepVolumes`, because the user may need the old
+    // data after the recovery.
     for (completed, deleted) in [(995, 0), (900, 2)] {
         let mut scene = scene.clone();
         let record = scene.observed.recovery.record.as_mut().unwrap();
         record.completion_time = Some(Time(at(completed)));
         assert_eq!(deletes_disk(&scene.writes()), deleted, "{completed}");
     }
-    // The new cluster is not complete, because its member `n` serves on a lost volume. The operator therefore keeps the
-    // old volumes.
+    // The operator keeps the old volumes, because the new cluster is not complete: its member `n` serves on a lost
+    // volume.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
@@ -99,7 +99,7 @@ fn objects_of_old_cluster_stay_until_recovered_cluster_is_labeled() {
 }
 
 #[test]
-fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
+fn invariant_16_recovered_cluster_gets_endpoints_when_old_pods_are_unready() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
@@ -110,8 +110,8 @@ fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
         "the Service must not get endpoints while the old pod is ready"
     );
     scene.observed.pods.get_mut("a").unwrap().ready = false;
-    // A terminating old pod that is not ready is no endpoint, even if Kubernetes never deletes it. The client Service
-    // gets its endpoints.
+    // The client Service gets its endpoints, because a terminating old pod that is not ready is no endpoint, even if
+    // Kubernetes never deletes the pod.
     assert!(scene.writes().contains(&open));
     // While the pod of an abandoned seed runs, the client Service gets no endpoints.
     let mut given_up = scene.clone().leftover("x");
@@ -201,7 +201,7 @@ fn old_volumes_are_kept_until_restored_cluster_is_complete() {
 }
 
 #[test]
-fn invariant_16_restored_cluster_gets_endpoints_once_old_pods_are_unready() {
+fn invariant_16_restored_cluster_gets_endpoints_when_old_pods_are_unready() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));
@@ -212,7 +212,7 @@ fn invariant_16_restored_cluster_gets_endpoints_once_old_pods_are_unready() {
 
 /// Invariant 1: the voters in the status are those of the replaced cluster.
 #[test]
-fn voters_of_replaced_cluster_in_status_do_not_count_as_lost() {
+fn voters_in_status_of_replaced_cluster_do_not_count_as_lost() {
     let mut scene = leaderless(replaced(None));
     scene.observed.statuses.clear();
     scene.observed.reported_voters = ["a".to_owned(), "b".to_owned()].into();

@@ -156,20 +156,22 @@ fn lost_volumes_require_approval_for_recovery() {
     assert!(
         problem(&soon, Reason::QuorumLost).contains("b (the volume of the member is lost: restore")
     );
-    // A person has restored the volume of `b`. The operator starts `b` instead of a recovery.
+    // A person has restored the volume of `b`, so the operator starts `b` and begins no recovery.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // Members whose lost volumes are still mounted are survivors, so the operator keeps their pods.
+    // In the next scene, the operator keeps all pods, because members whose lost volumes are still mounted are
+    // survivors.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // A pod in phase Pending has never mounted its volume, so its member with a lost volume has no data.
+    // In the next scene, `b` and `c` have no data, because their pods in phase Pending have never mounted the lost
+    // volumes.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);
@@ -280,8 +282,8 @@ fn recovery_requires_approval_if_quorum_of_volumes_exists() {
     let waits = scene.plan().waiting_for;
     assert!(waits[0].message.contains("If b, c are lost permanently"));
 
-    // With an approval, the operator waits for the members that may return, and then recovers the cluster. The person
-    // who approves may know that the nodes are destroyed.
+    // An approved recovery first waits for members that may return, and then starts, because the person who approves
+    // may know that the nodes are destroyed.
     assert!(begun(&approved(scene.clone())).is_some());
     let mut early = approved(scene);
     early.observed.recovery.unavailable_since = Some(at(990));

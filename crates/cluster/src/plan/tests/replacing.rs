@@ -242,7 +242,7 @@ fn unstarted_member_without_service_is_removed_instead_of_started() {
 }
 
 #[test]
-fn joining_voter_risk_is_reported_before_etcd_3_4() {
+fn quorum_risk_of_joining_voter_is_reported_for_etcd_before_3_4() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .version("3.3.27")
@@ -285,7 +285,7 @@ fn failing(scene: Scene, member: &str, joins: bool) -> Scene {
 }
 
 #[test]
-fn failing_joining_member_with_stale_member_list_is_recreated() {
+fn failing_joining_member_with_stale_list_is_removed_or_its_pod_recreated() {
     let joining = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")

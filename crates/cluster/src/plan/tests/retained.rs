@@ -155,11 +155,11 @@ fn recreated_cluster_continues_with_volumes_of_quorum() {
     let continued = Some(("token".to_owned(), Some(CLUSTER)));
     assert_eq!(recorded(&with_volumes(&["a", "b", "c"])), continued);
     assert_eq!(recorded(&with_volumes(&["a", "c"])), continued);
-    // The spec of the new EtcdCluster does not decide whether the volumes are used.
+    // The volumes are used whatever deletion policy the new EtcdCluster has.
     let mut deletes = with_volumes(&["a", "b", "c"]);
     deletes.desired.object.spec.deletion_policy = None;
     assert_eq!(recorded(&deletes), continued);
-    // Without a list of voters, the operator cannot know whether volumes are missing. etcd then decides.
+    // Without a list of voters, the operator cannot know whether volumes are missing, so etcd decides about the quorum.
     let mut unknown = with_volumes(&["a"]);
     unknown.observed.disks.get_mut("a").unwrap().retention = RetentionNotes::default();
     assert_eq!(recorded(&unknown), continued);
@@ -196,7 +196,7 @@ fn recreated_cluster_waits_for_pods_of_deleted_cluster() {
 }
 
 #[test]
-fn invariant_36_volumes_of_earlier_cluster_are_not_started() {
+fn invariant_36_no_member_starts_on_volume_of_earlier_cluster() {
     let marks = |scene: &Scene| -> Vec<String> {
         let mark = |write| match write {
             Write::NoteRemoval { member, .. } => Some(member),
@@ -207,7 +207,7 @@ fn invariant_36_volumes_of_earlier_cluster_are_not_started() {
     assert_eq!(marks(&recovered()), Vec::<String>::new());
     let mut scene = retains(recovered());
     assert_eq!(marks(&scene), ["a", "b"]);
-    // Without the annotation, the operator cannot know which of the two clusters is the newer one.
+    // Until `a` and `b` are marked as volumes of an earlier cluster, the operator cannot know which cluster is newer.
     assert_eq!(recorded(&recreated(scene.clone())), None);
     assert!(problem(&recreated(scene.clone())).contains("do not identify it"));
     for member in ["a", "b"] {

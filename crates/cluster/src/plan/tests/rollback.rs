@@ -76,19 +76,19 @@ fn member_with_data_unreadable_by_its_minor_release_is_replaced() {
         [],
         "the member must be kept, because the previous minor release may read its data"
     );
-    // All patch releases of etcd 3.6 use the same data format. If one of them cannot read the data, no other can. The
-    // operator therefore replaces the member.
+    // The operator replaces the member, because all patch releases of etcd 3.6 use the same data format: if one release
+    // cannot read the data, no other can.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
 /// Regression: the data was damaged before the rollback to the minor release of the other members.
 #[test]
-fn member_unreadable_by_both_minor_releases_is_replaced() {
+fn member_with_data_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
-    // The image may be the reason why the data is unreadable, so the operator first corrects the image.
+    // The operator first corrects the image, because the image may be the reason why the data is unreadable.
     assert_eq!(patched(&scene), one("b", "3.5.35"));
     let noted = |scene: &Scene| {
         let writes = scene.writes();
@@ -149,7 +149,8 @@ fn exit_of_container_with_previous_image_replaces_no_member() {
         [],
         "the first start of the new image may still succeed"
     );
-    // Before the kubelet noticed the new image, it restarted the container with the old image once more.
+    // The kubelet may have restarted the container with the old image before it noticed the new image. Restart 3 is
+    // then the first start of the new image.
     assert_eq!(
         started(3),
         [],
@@ -211,10 +212,10 @@ fn learner_that_fails_with_both_images_is_replaced() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // No voter runs version 3.5.26, with which the learner was created. The failing learner is therefore not replaced.
+    // The failing learner is not replaced, because no voter runs version 3.5.26, with which the learner was created.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // The operator does not replace a voter after a failed image change, because the voter can start again with its
-    // former version.
+    // The operator does not replace a voter after a failed image change, because the voter can return to its former
+    // version.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

@@ -154,8 +154,8 @@ fn invariant_18_followers_are_updated_first_and_one_by_one() {
         "{:?}",
         away.waits()
     );
-    // The container of `b` still runs with the old image, so etcd reports the old version. The next member is not
-    // updated yet.
+    // The next member is not updated yet: the container of `b` still has the old image, so etcd reports the old
+    // version.
     let before = towards("3.5.35", "3.6.16").compared();
     let before = before.made_for("b", "3.6.16");
     assert_eq!(patched(&before), []);
@@ -264,8 +264,8 @@ fn corrected_version_is_applied_to_broken_member_first() {
 
 #[test]
 fn rollback_is_allowed_if_one_member_never_ran_new_version() {
-    // The failed member `c` never ran the new version, so etcd has not raised the cluster version. A rollback is still
-    // allowed.
+    // A rollback is still allowed, because the failed member `c` never ran the new version, so etcd has not raised the
+    // cluster version.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -318,13 +318,13 @@ fn invariant_30_sole_member_is_rolled_back_to_version_that_served() {
     assert_eq!(patched(&back), one("a", "3.5.35"));
     assert_eq!(back.writes().first(), Some(&note(None, "3.5.35")));
     assert!(!back.problems().contains(&Reason::VersionRefused));
-    // The member may change to another patch release of the served minor release. It may also change to another image
-    // of the next minor release.
+    // The member may change to another patch release of the served minor release, or to another image of the next minor
+    // release.
     assert_eq!(patched(&lost.clone().wants("3.5.40")), one("a", "3.5.40"));
     let next = lost.clone().wants("3.6.20");
     assert_eq!(patched(&next), one("a", "3.6.20"));
     assert_eq!(next.writes().first(), Some(&note(Some("3.5.35"), "3.6.20")));
-    // Version 3.4 is a downgrade, which needs the permission of a running etcd.
+    // The operator does not change to version 3.4, because a downgrade needs the permission of a running etcd.
     assert_eq!(patched(&lost.wants("3.4.40")), []);
 }
 
@@ -352,7 +352,7 @@ fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
         edit(&mut scene);
         assert_eq!(patched(&scene), [], "edit {number}");
     }
-    // Version 3.6 may have run here, so the operator removes the record of the served version.
+    // The operator removes the record of the served version, because version 3.6 may have run in this scene.
     let mut failing = lost().wants("3.6.20");
     failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
     let writes = failing.writes();
@@ -529,8 +529,8 @@ fn minor_upgrade_changes_image_before_pod_is_recreated() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // Every pod can be rolled back within one minor release, so the operator recreates the pod without changing its
-    // image first.
+    // Within one minor release, the operator recreates the pod without changing its image first, because every pod can
+    // be rolled back.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),
@@ -568,7 +568,7 @@ fn version_of_removed_member_does_not_allow_downgrade() {
 
 /// Regression: 3.7 does not start in a cluster whose cluster version is still 3.5, even if all members run 3.6.
 #[test]
-fn invariant_18_next_minor_waits_for_cluster_version() {
+fn invariant_18_upgrade_to_next_minor_release_waits_for_cluster_version() {
     let mut scene = log::prepared(towards("3.6.16", "3.7.3")).compared();
     let stored = |scene: &mut Scene, version: &str| {
         for seen in scene.observed.statuses.values_mut() {

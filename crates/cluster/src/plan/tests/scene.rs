@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::EtcdCluster;
-use api::cluster::PodPolicy;
+use api::cluster::{DEFAULT_QUOTA_BYTES, PodPolicy};
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -50,7 +50,12 @@ impl Scene {
             durable: false,
             claim: None,
             hibernate: false,
-            upkeep: UpkeepRule::default(),
+            upkeep: UpkeepRule {
+                quota: DEFAULT_QUOTA_BYTES,
+                only_reports: false,
+                keep_revisions: None,
+                defragmentation: None,
+            },
             version: "3.6.16".into(),
             image: "etcd:v3.6.16".into(),
             repository: "etcd".into(),

@@ -71,8 +71,7 @@ fn changed_labels_and_annotations_need_no_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // A change of labels and annotations restarts no container, so the operator makes this change even without a
-    // quorum.
+    // The operator makes this change even without a quorum, because new labels and annotations restart no container.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
@@ -113,7 +112,7 @@ fn deferred_resize_is_reported_and_does_not_delay_other_members() {
 }
 
 #[test]
-fn invariant_18_only_the_down_member_may_be_resized() {
+fn invariant_18_while_a_member_is_down_only_that_member_is_resized() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),

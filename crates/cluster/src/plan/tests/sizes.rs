@@ -149,13 +149,13 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // Once the Services of both new members exist, both members join as learners in one step. With a single voter, etcd
-    // does not require connections that are five seconds old.
+    // After both new members have Services, they join as learners in one step. With a single voter, etcd does not
+    // require connections that are five seconds old.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // If the bootstrap with one member fails, the operator starts another bootstrap with one member.
+    // If the bootstrap of the seed fails, the operator starts another bootstrap with one member.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
@@ -200,8 +200,8 @@ fn bootstrap_restarts_if_storage_class_of_unbound_pvc_is_corrected() {
     for kept in [scene("missing", None), scene("standard", Some(1 << 30))] {
         assert_ne!(kept.waits(), [Reason::BootstrapAbandoned]);
     }
-    // A quorum of the first members runs and may form a cluster at any moment, so the operator does not restart the
-    // bootstrap.
+    // The operator does not restart the bootstrap, because a quorum of the first members runs and may form a cluster at
+    // any moment.
     let mut running = scene("standard", None);
     for member in ["a", "b"] {
         running.observed.pods.get_mut(member).unwrap().running = true;
@@ -210,7 +210,7 @@ fn bootstrap_restarts_if_storage_class_of_unbound_pvc_is_corrected() {
 }
 
 #[test]
-fn size_reduced_below_voters_removes_learners_first() {
+fn size_below_number_of_voters_removes_learners_first() {
     let scene = Scene::formed(&["a", "b", "c", "e", "f"])
         .size(3)
         .learner("g")
@@ -220,7 +220,7 @@ fn size_reduced_below_voters_removes_learners_first() {
         panic!("{:?}", scene.changes())
     };
     assert!(member == "g" || member == "h", "{member}");
-    // The removed learner gets no pod, because the cluster no longer needs it.
+    // The member to be removed gets no pod, because the cluster no longer needs the member.
     assert!(
         !scene
             .writes()
@@ -276,7 +276,7 @@ fn services_of_joining_members_get_endpoints_after_first_requests() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // The containers run, but only the answer of etcd's health listener shows that a member has finished its first
+    // The containers run, but only an answer of etcd's health listener shows that a member has finished its first
     // requests.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
@@ -297,7 +297,7 @@ fn services_of_joining_members_get_endpoints_after_first_requests() {
     };
     assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
     assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
-    // The pod of `e` does not start. It delays the endpoints of `d` only until the time limit.
+    // The pod of `e` does not start, and delays the endpoints of `d` only until the time limit.
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);

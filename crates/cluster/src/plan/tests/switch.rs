@@ -279,7 +279,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
             planned,
         )
     };
-    // The learner is connected to the leader. The operator promotes it before the next TLS stage.
+    // The learner is connected to the leader, so the operator promotes the learner before the next TLS stage.
     assert_eq!(says(&pulse), (false, vec![]));
     pulse.peers.clear();
     assert_eq!(says(&pulse), (true, vec![]));
@@ -303,8 +303,8 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // Member `b` does not serve, or runs with other TLS settings than the recorded ones. The operator does not
-        // change the peer URL of `b`.
+        // The operator does not change the peer URL of `b` while `b` does not serve, or runs with other TLS settings
+        // than the recorded settings.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -315,7 +315,7 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
         assert_eq!(world.planned(), []);
         world.modes.insert("b".to_owned(), TlsMode::of(None));
     }
-    // A person has set this peer URL, so the operator keeps it.
+    // The operator keeps this peer URL, because a person has set it.
     *world.urls("b") = urls("http://b.example.com:12380");
     assert_eq!(world.planned(), []);
 }

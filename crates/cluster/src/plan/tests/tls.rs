@@ -56,11 +56,10 @@ fn invariant_20_serving_members_are_kept_while_secret_is_invalid() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // The replacement of a serving member could not start with invalid certificates, so the operator removes no serving
-    // member.
+    // The operator removes no serving member, because its replacement could not start with invalid certificates.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // The removal of a dead member affects no client, so the operator removes it despite invalid certificates.
+    // The operator removes a dead member despite invalid certificates, because the removal affects no client.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),

@@ -76,7 +76,7 @@ fn invariant_6_started_annotation_is_renewed_before_seed_pod() {
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // The seed has a PVC, so the operator starts the seed on that PVC and does not renew the annotation `started`.
+    // If the seed has a PVC, the operator starts the seed on this PVC and does not renew the annotation `started`.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);
@@ -84,7 +84,7 @@ fn invariant_6_started_annotation_is_renewed_before_seed_pod() {
 
 /// Invariants 9 and 16: a single write replaces the record of the old cluster by the record of the new cluster.
 #[test]
-fn recovery_completes_once_seed_serves_survivor_data() {
+fn recovery_completes_when_seed_serves_survivor_data() {
     for revision in [100, 1_000_000_100] {
         let record = recorded(&answers(NEW, revision)).unwrap();
         let intent = Intent {
@@ -150,7 +150,7 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
     other.observed.pods.extend(silent.observed.pods);
     other.observed.statuses = silent.observed.statuses;
     assert!(!destroys(&other.writes()));
-    // A pod with another token is not the seed of this recovery, so the operator does not stop it.
+    // The operator does not stop a pod with another token, because this pod is not the seed of this recovery.
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
@@ -196,7 +196,7 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // The survivor has not answered before the timeout, so the operator selects another survivor.
+    // The operator selects another survivor if the first survivor has not answered before the timeout.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {
@@ -205,7 +205,7 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
         assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
     }
 
-    // No other survivor exists. The seed may have the last copy of the data, so the operator keeps it.
+    // Without another survivor, the operator keeps the seed, because the seed may have the last copy of the data.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);

@@ -152,7 +152,7 @@ fn full_database_is_compacted_if_spec_sets_retained_revisions() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // Revision 4000 is already compacted and no space is free. Another compaction would have no effect.
+    // Another compaction would have no effect, because revision 4000 is already compacted and no space is free.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -170,8 +170,8 @@ fn defragmentation_is_delayed_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // The last run ended 100 s ago, and another defragmentation could free no more space. The operator starts no
-    // other defragmentation run.
+    // The operator starts no other run, because the last run ended 100 s ago and another defragmentation could free no
+    // more space.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -199,17 +199,17 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // The defragmentation of `b` has freed no space, so the operator does not defragment `a` and `c`.
+    // The operator does not defragment `a` and `c`, because the defragmentation of `b` has freed no space.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The record says that the defragmentation of `b` has freed no space, but the current status of `b` shows free
-    // space. So the operator defragments `c` next.
+    // The operator defragments `c` next, because the current status of `b` shows free space, although `size_after` in
+    // the record does not.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
     assert_eq!(record(&scene).unwrap().members[1].name, "c");
-    // `a` and `c` already have free space, so the operator skips them and completes the run.
+    // The operator skips `a` and `c` and completes the run, because both members already have free space.
     let mut roomy = scene.clone();
     for member in ["a", "c"] {
         sized(&mut roomy, member, 50, 50);
@@ -248,7 +248,7 @@ fn compaction_is_delayed_after_ineffective_run() {
 }
 
 #[test]
-fn invariant_19_alarm_is_disarmed_once_every_database_has_space() {
+fn invariant_19_alarm_is_disarmed_when_every_database_has_space() {
     let scene = full(50, 50);
     let writes = scene.writes();
     assert!(matches!(&writes[..], [Write::Disarm { .. }]), "{writes:?}");

@@ -17,7 +17,7 @@ pub(in crate::plan) fn corrupt_members(
     observed: &Observed,
 ) -> Vec<MemberId> {
     let voters = members.iter().filter(|member| member.votes()).count();
-    let named: Vec<MemberId> = corrupt(observed).collect();
+    let named: Vec<MemberId> = of_kind(observed, AlarmKind::Corrupt).collect();
     let counted = members
         .iter()
         .filter(|member| member.votes() && named.contains(&member.id()))
@@ -28,19 +28,10 @@ pub(in crate::plan) fn corrupt_members(
     named
 }
 
-fn alarms(observed: &Observed) -> &[Alarm] {
-    observed.upkeep.alarms.known().map_or(&[], Vec::as_slice)
-}
-
 pub(super) fn of_kind(observed: &Observed, kind: AlarmKind) -> impl Iterator<Item = MemberId> {
-    let raised = alarms(observed).iter();
-    raised
-        .filter(move |alarm| alarm.kind == kind)
-        .map(|alarm| alarm.member)
-}
-
-fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
-    of_kind(observed, AlarmKind::Corrupt)
+    let alarms = observed.upkeep.alarms.known().into_iter().flatten();
+    let raised = alarms.filter(move |alarm| alarm.kind == kind);
+    raised.map(|alarm| alarm.member)
 }
 
 /// Reports members with the alarm CORRUPT, and says what the operator does. Returns true if this plan disarms an alarm.
@@ -48,11 +39,11 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let mut named = Vec::new();
     let mut disarms = false;
-    for id in corrupt(observed) {
+    for id in of_kind(observed, AlarmKind::Corrupt) {
         let member = view.members.iter().find(|member| member.id() == id);
         match member {
             Some(member) => named.push(member),
-            // Invariant 19: the member with the corrupt data is no longer in the list, so its data was removed with it.
+            // Invariant 19: the alarm is disarmed, because the corrupt data was removed with its member.
             None if id != MemberId(0) => {
                 disarm(view, AlarmKind::Corrupt, id, draft);
                 disarms = true;

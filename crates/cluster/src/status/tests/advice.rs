@@ -80,7 +80,7 @@ fn status_gives_each_advice_only_for_its_cause() {
         advice(move |scene, _| scene.observed.certificates.expiries = vec![expiry(generated)]).0
     };
     assert_eq!(with_expiry(false), "CertificateExpiring");
-    // The operator renews generated certificates, so the status gives no advice about their expiry.
+    // The status gives no advice about the expiry of generated certificates, because the operator renews them.
     assert_eq!(with_expiry(true), "AsAdvised");
     let (reason, message) = advice(|scene, _| {
         scene.observed.pods.get_mut("a").unwrap().node = Some("node-b".into());

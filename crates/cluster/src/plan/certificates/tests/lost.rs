@@ -363,7 +363,7 @@ fn expired_peer_authority_restarts_members_together() {
 }
 
 #[test]
-fn lost_authority_restarts_no_members_without_volumes() {
+fn lost_authority_restarts_no_member_without_volume() {
     for all in [true, false] {
         let mut story = Story::formed(false);
         if all {

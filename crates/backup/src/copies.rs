@@ -1,0 +1,217 @@
+//! Copies the stored backups of an EtcdBackup to another store, and applies the retention rules of the copy. Uses no
+//! Kubernetes API.
+//!
+//! Idempotent: a backup that the other store already contains is not copied again. An interrupted task can therefore be
+//! repeated.
+
+use std::collections::BTreeSet;
+
+use api::backup::name::{self, Numbered};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use store::Target;
+use store::progress::Meter;
+use tokio_util::sync::CancellationToken;
+
+use crate::reason::{Reason, Trouble};
+use crate::removal::{Removal, RemovalScope};
+use crate::retention::{Found, Rules, read, surplus};
+use crate::snapshot::{Copied, Stored};
+use crate::transfer::{Place, copy_backup, in_store, slot_key};
+use crate::workers::{Progress, Worker};
+
+/// A backup to copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackupToCopy {
+    /// The part of its name after the path of the store, which is the same in every store.
+    pub suffix: String,
+    /// The SHA-256 of the snapshot in the status; `None` if the operator has found the backup in the store.
+    pub sha256: Option<String>,
+}
+
+/// The retention rules of a copy, and their input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyRules {
+    /// All copies are kept.
+    KeepAll,
+    /// Copies that these rules do not keep are removed.
+    Apply {
+        /// The rules.
+        rules: Rules,
+        /// The UIDs of the other periodic EtcdBackups that write to the path of the copy. Their backups are kept.
+        others: BTreeSet<String>,
+        /// The time with which the ages of backups are computed.
+        now: Timestamp,
+    },
+    /// The rules cannot be applied, for this reason.
+    Blocked(Trouble),
+}
+
+/// What to copy to one store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyJob {
+    /// The backups, newest first.
+    pub backups: Vec<BackupToCopy>,
+    /// The retention rules of the copy.
+    pub rules: CopyRules,
+}
+
+/// The inputs of a copying task.
+pub struct Copying {
+    /// The first store, with the path in the spec.
+    pub from: Target,
+    /// The store of the copy, with the path in `spec.copyTo`.
+    pub to: Target,
+    /// The backups to copy, and the retention rules.
+    pub job: CopyJob,
+    /// The UID of the EtcdBackup.
+    pub uid: String,
+    /// The time at which this process started. An older unfinished upload was left by an earlier process.
+    pub since: Timestamp,
+}
+
+impl Copying {
+    /// Copies the newest backup, then the older backups that the retention rules keep, and then removes old copies.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the newest backup cannot be copied. If an older backup cannot be copied, or if old copies cannot be
+    /// removed, the result contains the problem.
+    pub async fn run(
+        &self,
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<Copied, Trouble> {
+        let Some((newest, older)) = self.job.backups.split_first() else {
+            return Err(Trouble::new(
+                Reason::StepFailed,
+                "there is no backup to copy",
+            ));
+        };
+        let copied = Box::pin(self.copy(newest, meter, cancelled)).await?;
+        let stored = copied.ok_or_else(|| self.missing(newest))?;
+        let rest = Box::pin(self.complete(&stored, older, meter, cancelled)).await;
+        Ok(Copied {
+            stored,
+            problem: rest.err(),
+        })
+    }
+
+    async fn copy(
+        &self,
+        backup: &BackupToCopy,
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<Option<Stored>, Trouble> {
+        let place = |target: &Target| Place {
+            store: target.store.clone(),
+            key: format!("{}{}", target.key, backup.suffix),
+        };
+        let places = (&place(&self.from), &place(&self.to));
+        // A single backup replaces an earlier backup at the same path, as in the first store.
+        let expected = (backup.sha256.as_deref(), backup.suffix.is_empty());
+        Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
+    }
+
+    /// Copies older backups and applies the retention rules, after the newest backup was copied.
+    async fn complete(
+        &self,
+        newest: &Stored,
+        older: &[BackupToCopy],
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<(), Trouble> {
+        if let CopyRules::Blocked(trouble) = &self.job.rules {
+            return Err(trouble.clone());
+        }
+        let surplus = self.surplus(newest, older).await?;
+        for backup in older {
+            // A copy that the next removal deletes is not made.
+            let parts = self.parts(&backup.suffix);
+            if parts.is_some_and(|parts| !surplus.contains(&parts)) {
+                // Without a result, retention has deleted the backup from the first store meanwhile.
+                self.copy(backup, meter, cancelled).await?;
+            }
+        }
+        let CopyRules::Apply { rules, others, now } = &self.job.rules else {
+            return Ok(());
+        };
+        let removal = Removal {
+            store: self.to.store.clone(),
+            path: self.to.key.clone(),
+            uid: self.uid.clone(),
+            scope: RemovalScope::Surplus {
+                rules: rules.clone(),
+                newest: newest.location.clone(),
+                others: others.clone(),
+                now: *now,
+            },
+        };
+        tokio::select! {
+            removed = removal.run() => removed.map(drop),
+            () = cancelled.cancelled() => {
+                Err(Trouble::new(Reason::StepFailed, "the removal of old copies was canceled"))
+            }
+        }
+    }
+
+    /// The backups that the retention rules would delete, if all older backups were copied.
+    async fn surplus(
+        &self,
+        newest: &Stored,
+        older: &[BackupToCopy],
+    ) -> Result<BTreeSet<Numbered>, Trouble> {
+        let CopyRules::Apply { rules, now, .. } = &self.job.rules else {
+            return Ok(BTreeSet::new());
+        };
+        let key = newest.location.strip_prefix(&self.to.store.location());
+        let key = key.and_then(|key| key.strip_prefix('/'));
+        let Some(verified) = key.and_then(|key| name::parse(&self.to.key, key)) else {
+            return Ok(BTreeSet::new());
+        };
+        let listed = self.to.store.list(&name::prefix(&self.to.key)).await;
+        let listed = listed.map_err(|error| in_store(&error))?;
+        let copied: Vec<String> = older
+            .iter()
+            .map(|backup| format!("{}{}", self.to.key, backup.suffix))
+            .collect();
+        let keys = listed.iter().map(|object| object.key.as_str());
+        let all: Vec<Found> =
+            read(&self.to.key, keys.chain(copied.iter().map(String::as_str))).backups;
+        let surplus = surplus(&all, rules, verified, *now);
+        Ok(surplus.into_iter().map(|found| found.parts).collect())
+    }
+
+    fn parts(&self, suffix: &str) -> Option<Numbered> {
+        name::parse(&self.to.key, &format!("{}{suffix}", self.to.key))
+    }
+
+    fn missing(&self, backup: &BackupToCopy) -> Trouble {
+        Trouble::new(
+            Reason::BackupMissing,
+            format!(
+                "the newest backup {}/{}{} is missing or incomplete in the first store: it cannot be copied",
+                self.from.store.location(),
+                self.from.key,
+                backup.suffix
+            ),
+        )
+    }
+}
+
+impl Worker for Copying {
+    type Output = Copied;
+
+    fn store(&self) -> String {
+        slot_key(self.to.store.as_ref())
+    }
+
+    fn run<'a>(
+        &'a self,
+        progress: &'a Progress,
+        cancelled: &'a CancellationToken,
+    ) -> BoxFuture<'a, Result<Copied, Trouble>> {
+        self.run(&progress.meter, cancelled).boxed()
+    }
+}

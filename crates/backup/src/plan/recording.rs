@@ -1,0 +1,286 @@
+//! Plans the agent that records all changes of a cluster (`spec.continuous`). The plan is a pure function.
+//!
+//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. It reads the report of the
+//! agent regularly, and writes it to the status. Each write triggers a reconcile, so the plan reads nothing before the
+//! next check is due.
+
+use std::time::Duration;
+
+use api::EtcdBackup;
+use api::backup::{Continuous, ContinuousStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt;
+use member::ANNOTATION_SPEC_HASH;
+use sha2::{Digest, Sha256};
+
+use super::recorded::{has_finalizer, wants_finalizer};
+use super::refusal::refusal;
+use super::requeue::until;
+use crate::reason::{Reason, Trouble};
+use crate::recording::{AgentReport, AgentState, AgentTarget, FoundAgent, RecordingInputs};
+
+mod deployment;
+
+/// Interval between two checks of an agent that reports.
+const CHECK: SignedDuration = SignedDuration::from_secs(15);
+/// Interval between two checks of an agent that starts, ends, or has a problem.
+const POLL: SignedDuration = SignedDuration::from_secs(5);
+/// Number of digits of the digest in the name of a Deployment.
+const NAME_DIGITS: usize = 20;
+
+/// What the operator does with the Deployment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RecordingStep {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Apply this Deployment.
+    Apply(Box<Deployment>),
+    /// Delete this Deployment.
+    Delete(Box<Deployment>),
+}
+
+/// What the status reports about the agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RecordingVerdict {
+    /// The report in the status does not change.
+    #[default]
+    Unchanged,
+    /// The EtcdBackup has no agent.
+    Off,
+    /// There is no report, for this reason.
+    Waiting(Trouble),
+    /// The agent has reported its progress.
+    Reported {
+        /// The location of all objects. `None` if unknown.
+        location: Option<String>,
+        /// The report.
+        report: Box<AgentReport>,
+    },
+}
+
+/// The next step of the agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecordingPlan {
+    /// What the operator does now.
+    pub step: RecordingStep,
+    /// What the status reports.
+    pub verdict: RecordingVerdict,
+    /// Time until the next check; `None` waits for a change of the EtcdBackup.
+    pub requeue: Option<Duration>,
+}
+
+impl RecordingPlan {
+    fn wait(trouble: Trouble) -> Self {
+        Self {
+            verdict: RecordingVerdict::Waiting(trouble),
+            ..Self::again()
+        }
+    }
+
+    fn again() -> Self {
+        Self {
+            requeue: Some(POLL.unsigned_abs()),
+            ..Self::default()
+        }
+    }
+
+    fn with(self, step: RecordingStep) -> Self {
+        Self { step, ..self }
+    }
+}
+
+/// The data that the plan needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordingNeed {
+    /// No data about the agent.
+    Nothing,
+    /// The Deployment and its pods.
+    Agent,
+    /// The agent, its report, and what it records.
+    AgentAndTarget,
+}
+
+/// The data that [`plan`] needs at this time.
+pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> RecordingNeed {
+    let agent_if = |needed: bool| {
+        if needed {
+            RecordingNeed::Agent
+        } else {
+            RecordingNeed::Nothing
+        }
+    };
+    if backup.metadata.deletion_timestamp.is_some() {
+        return agent_if(must_stop_first(backup));
+    }
+    match &backup.spec.continuous {
+        None => agent_if(recorded(backup).is_some()),
+        Some(_) if refusal(backup).is_some() || next_check(backup) > Some(now) => {
+            RecordingNeed::Nothing
+        }
+        Some(_) => RecordingNeed::AgentAndTarget,
+    }
+}
+
+fn recorded(backup: &EtcdBackup) -> Option<&ContinuousStatus> {
+    backup.status.as_ref()?.continuous.as_deref()
+}
+
+/// True if the EtcdBackup has, or had, an agent.
+pub(super) fn records(backup: &EtcdBackup) -> bool {
+    backup.spec.continuous.is_some() || recorded(backup).is_some()
+}
+
+/// True if the operator will remove the objects of the agent. The agent must end before.
+fn must_stop_first(backup: &EtcdBackup) -> bool {
+    records(backup) && wants_finalizer(backup) && has_finalizer(backup)
+}
+
+/// The time of the next check. `None` if the agent must be checked now.
+fn next_check(backup: &EtcdBackup) -> Option<Timestamp> {
+    let status = recorded(backup)?;
+    let current = status.observed_generation == backup.metadata.generation;
+    let last = status.check_time.as_ref().filter(|_| current)?.0;
+    let condition = api::conditions::ConditionType::Recording;
+    let reports = api::conditions::is_true(backup.conditions(), &condition);
+    last.checked_add(if reports { CHECK } else { POLL }).ok()
+}
+
+/// The name of the Deployment. It follows from the UID, so a second operator process applies the same Deployment
+/// (invariant 11).
+pub(crate) fn agent_name(backup: &EtcdBackup) -> String {
+    let digest = hex::encode(Sha256::digest(backup.uid().unwrap_or_default()));
+    format!("etcd-record-{}", &digest[..NAME_DIGITS])
+}
+
+/// True if the deletion of the EtcdBackup must wait until the agent has ended.
+pub(super) fn delays_deletion(backup: &EtcdBackup, inputs: &RecordingInputs) -> bool {
+    let has_ended = matches!(inputs.agent, AgentState::Missing | AgentState::Foreign);
+    backup.metadata.deletion_timestamp.is_some() && must_stop_first(backup) && !has_ended
+}
+
+/// Plans the next step of the agent.
+pub(super) fn plan(backup: &EtcdBackup, inputs: &RecordingInputs, now: Timestamp) -> RecordingPlan {
+    if backup.metadata.deletion_timestamp.is_some() {
+        // Without stored backups to remove, Kubernetes deletes the Deployment together with the EtcdBackup.
+        return if must_stop_first(backup) {
+            stop(&inputs.agent, RecordingVerdict::Unchanged)
+        } else {
+            RecordingPlan::default()
+        };
+    }
+    let Some(settings) = &backup.spec.continuous else {
+        return if recorded(backup).is_some() {
+            stop(&inputs.agent, RecordingVerdict::Off)
+        } else {
+            RecordingPlan::default()
+        };
+    };
+    if refusal(backup).is_some() {
+        return RecordingPlan::default();
+    }
+    let target = match &inputs.target {
+        None => {
+            return RecordingPlan {
+                requeue: next_check(backup).map(|time| until(time, now)),
+                ..RecordingPlan::default()
+            };
+        }
+        Some(Ok(target)) if hibernates(target) => return hibernated(&inputs.agent),
+        Some(target) => target.as_ref(),
+    };
+    plan_agent(backup, settings, &inputs.agent, target)
+}
+
+fn plan_agent(
+    backup: &EtcdBackup,
+    settings: &Continuous,
+    agent: &AgentState,
+    target: Result<&AgentTarget, &Trouble>,
+) -> RecordingPlan {
+    let name = agent_name(backup);
+    let desired = |target| Box::new(deployment::deployment(backup, settings, target));
+    let starting = || Trouble::new(Reason::Pending, "the agent is starting");
+    match (agent, target) {
+        (AgentState::NotRead, _) => RecordingPlan::again(),
+        (AgentState::Unknown(why), _) => {
+            RecordingPlan::wait(Trouble::new(Reason::StepFailed, why.clone()))
+        }
+        (AgentState::Foreign, _) => RecordingPlan::wait(Trouble::new(
+            Reason::NameTaken,
+            format!("Deployment {name} has another owner: delete the Deployment"),
+        )),
+        (AgentState::Found(found), _) if found.deployment.metadata.deletion_timestamp.is_some() => {
+            RecordingPlan::wait(starting())
+        }
+        (AgentState::Stopping, _) => RecordingPlan::wait(starting()),
+        (AgentState::Missing, Err(trouble)) => RecordingPlan::wait(trouble.clone()),
+        // Invariant 10: the status records the agent before the Deployment exists. Otherwise the operator would not
+        // find the Deployment again after the spec has changed.
+        (AgentState::Missing, Ok(_)) if recorded(backup).is_none() => {
+            RecordingPlan::wait(starting())
+        }
+        (AgentState::Missing, Ok(target)) => {
+            RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
+        }
+        (AgentState::Found(found), Err(trouble)) => report(found, None, trouble.clone()),
+        (AgentState::Found(found), Ok(target)) => {
+            let plan = report(found, Some(target.location.clone()), starting());
+            let desired = desired(target);
+            let hash = |one: &Deployment| one.annotations().get(ANNOTATION_SPEC_HASH).cloned();
+            if hash(desired.as_ref()) == hash(&found.deployment) {
+                plan
+            } else {
+                plan.with(RecordingStep::Apply(desired))
+            }
+        }
+    }
+}
+
+/// Reports the progress of an agent. `otherwise` is the reason without a report, if the pod has no problem.
+fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> RecordingPlan {
+    let Some(report) = &found.report else {
+        return RecordingPlan::wait(found.problem.clone().unwrap_or(otherwise));
+    };
+    RecordingPlan {
+        step: RecordingStep::Nothing,
+        verdict: RecordingVerdict::Reported {
+            location,
+            report: Box::new(report.clone()),
+        },
+        requeue: Some(CHECK.unsigned_abs()),
+    }
+}
+
+/// Deletes the Deployment. Reports `ended` when its pod has ended too.
+fn stop(agent: &AgentState, ended: RecordingVerdict) -> RecordingPlan {
+    match agent {
+        AgentState::Missing | AgentState::Foreign => RecordingPlan {
+            verdict: ended,
+            ..RecordingPlan::default()
+        },
+        AgentState::Found(found) => {
+            let delete = RecordingStep::Delete(Box::new(found.deployment.clone()));
+            RecordingPlan::again().with(delete)
+        }
+        AgentState::NotRead | AgentState::Unknown(_) | AgentState::Stopping => {
+            RecordingPlan::again()
+        }
+    }
+}
+
+fn hibernates(target: &AgentTarget) -> bool {
+    let cluster = target.cluster.as_ref();
+    cluster.is_some_and(|cluster| cluster.spec.hibernate)
+}
+
+/// A hibernated cluster has no members and no changes, so its agent is deleted until the cluster runs again.
+fn hibernated(agent: &AgentState) -> RecordingPlan {
+    let message = "the EtcdCluster hibernates, so there are no changes to record";
+    let plan = RecordingPlan::wait(Trouble::new(Reason::Hibernated, message));
+    plan.with(stop(agent, RecordingVerdict::Off).step)
+}
+
+#[cfg(test)]
+mod tests;

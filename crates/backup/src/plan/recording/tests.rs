@@ -1,0 +1,356 @@
+//! Tests of the plan for the agent.
+
+use api::EtcdBackup;
+use api::manifest::ManifestCluster;
+use api::names::FINALIZER_STORED;
+use api::storage::StorageBlock;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use member::OperatorImage;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::plan::{Action, plan as plan_all};
+use crate::recording::RecordOrder;
+use crate::snapshot::Snapshot;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_764_000_000 + second).unwrap()
+}
+
+/// An EtcdBackup that was checked 5 s ago, with this change.
+fn with(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+    let mut object = json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+        "metadata": { "name": "b", "namespace": "prod", "uid": "uid", "generation": 1 },
+        "spec": { "etcdCluster": { "name": "main" }, "storageType": "S3",
+                  "s3": { "path": "bucket/etcd/main", "awsSecret": "aws", "caSecret": "ca" }, "continuous": {} },
+        "status": { "continuous": { "observedGeneration": 1, "checkTime": at(-5).to_string() } },
+    });
+    change(&mut object);
+    serde_json::from_value(object).unwrap()
+}
+
+fn cluster(spec: &Value) -> ManifestCluster {
+    ManifestCluster {
+        name: "main".to_owned(),
+        namespace: "prod".to_owned(),
+        spec: serde_json::from_value(spec.clone()).unwrap(),
+    }
+}
+
+fn target_of(backup: &EtcdBackup, cluster: Option<ManifestCluster>) -> AgentTarget {
+    let spec = &backup.spec;
+    let blocks = spec.blocks();
+    let source = blocks.select(&spec.storage_type, "spec", "storageType");
+    AgentTarget {
+        endpoints: vec!["http://main-client.prod.svc:2379".to_owned()],
+        cluster: cluster.map(Box::new),
+        storage: StorageBlock::from(source.unwrap()),
+        location: "s3://bucket/etcd/main.continuous/uid/".to_owned(),
+        image: OperatorImage {
+            image: "operator:1".to_owned(),
+            pull_policy: None,
+        },
+        max_snapshot: 1 << 30,
+    }
+}
+
+fn inputs(backup: &EtcdBackup, agent: AgentState) -> RecordingInputs {
+    let target = target_of(backup, Some(cluster(&json!({ "size": 3 }))));
+    RecordingInputs {
+        agent,
+        target: Some(Ok(target)),
+    }
+}
+
+/// The Deployment that the plan applies.
+fn applied(plan: &RecordingPlan) -> &Deployment {
+    let RecordingStep::Apply(deployment) = &plan.step else {
+        panic!("{plan:?}");
+    };
+    deployment
+}
+
+fn found(deployment: &Deployment, report: Option<AgentReport>) -> AgentState {
+    AgentState::Found(Box::new(FoundAgent {
+        deployment: deployment.clone(),
+        report,
+        problem: None,
+    }))
+}
+
+fn reason(plan: &RecordingPlan) -> Reason {
+    let RecordingVerdict::Waiting(trouble) = &plan.verdict else {
+        panic!("{plan:?}");
+    };
+    trouble.reason
+}
+
+#[test]
+fn invariant_10_missing_agent_is_recorded_and_then_created() {
+    // Invariant 10: the first reconcile only records the agent.
+    let new = with(|backup| backup["status"] = json!({}));
+    let recorded = plan(&new, &inputs(&new, AgentState::Missing), at(0));
+    assert_eq!(reason(&recorded), Reason::Pending);
+    assert_eq!(recorded.step, RecordingStep::Nothing);
+    let backup = with(|_| {});
+    let first = plan(&backup, &inputs(&backup, AgentState::Missing), at(0));
+    assert_eq!(reason(&first), Reason::Pending);
+    let deployment = applied(&first);
+    let running = found(deployment, Some(AgentReport::default()));
+    let next = plan(&backup, &inputs(&backup, running.clone()), at(0));
+    assert_eq!(next.step, RecordingStep::Nothing);
+    assert!(matches!(next.verdict, RecordingVerdict::Reported { .. }));
+    // A changed setting changes the Deployment.
+    let changed = with(|backup| backup["spec"]["continuous"] = json!({ "flushInterval": "2s" }));
+    let next = plan(&changed, &inputs(&changed, running), at(0));
+    assert!(matches!(next.step, RecordingStep::Apply(_)));
+}
+
+#[test]
+fn agent_is_read_only_when_its_check_is_due() {
+    let backup = with(|_| {});
+    // Without the condition `Recording`, the interval is 5 s.
+    assert_eq!(need(&backup, at(-1)), RecordingNeed::Nothing);
+    assert_eq!(need(&backup, at(0)), RecordingNeed::AgentAndTarget);
+    let waits = plan(&backup, &RecordingInputs::default(), at(-1));
+    assert_eq!(waits.requeue, Some(Duration::from_secs(1)));
+    let condition = json!({ "type": "Recording", "status": "True", "reason": "Recording", "message": "",
+                            "lastTransitionTime": at(0).to_string() });
+    let recording = with(|backup| backup["status"]["conditions"] = json!([condition]));
+    assert_eq!(need(&recording, at(0)), RecordingNeed::Nothing);
+    assert_eq!(need(&recording, at(10)), RecordingNeed::AgentAndTarget);
+    let changed = with(|backup| backup["metadata"]["generation"] = json!(2));
+    assert_eq!(need(&changed, at(-1)), RecordingNeed::AgentAndTarget);
+    let refused = with(|backup| backup["spec"]["continuous"] = json!({ "flushInterval": "1h" }));
+    assert_eq!(need(&refused, at(0)), RecordingNeed::Nothing);
+    let without = with(|backup| {
+        backup["spec"].as_object_mut().unwrap().remove("continuous");
+        backup["status"] = json!({});
+    });
+    assert_eq!(need(&without, at(0)), RecordingNeed::Nothing);
+}
+
+#[test]
+fn problem_without_report_is_reported() {
+    let backup = with(|_| {});
+    let deployment = applied(&plan(&backup, &inputs(&backup, AgentState::Missing), at(0))).clone();
+    let mut problem = FoundAgent {
+        deployment: deployment.clone(),
+        report: None,
+        problem: Some(Trouble::new(Reason::ImageNotFound, "why")),
+    };
+    let state = AgentState::Found(Box::new(problem.clone()));
+    assert_eq!(
+        reason(&plan(&backup, &inputs(&backup, state), at(0))),
+        Reason::ImageNotFound
+    );
+    // The agent runs, but its cluster cannot be read: the report counts.
+    problem.report = Some(AgentReport::default());
+    let missing = RecordingInputs {
+        agent: AgentState::Found(Box::new(problem)),
+        target: Some(Err(Trouble::new(Reason::ClusterMissing, "why"))),
+    };
+    let next = plan(&backup, &missing, at(0));
+    assert!(matches!(
+        next.verdict,
+        RecordingVerdict::Reported { location: None, .. }
+    ));
+    assert_eq!(next.step, RecordingStep::Nothing);
+    let without_agent = RecordingInputs {
+        agent: AgentState::Missing,
+        ..missing
+    };
+    let next = plan(&backup, &without_agent, at(0));
+    assert_eq!(reason(&next), Reason::ClusterMissing);
+    assert_eq!(next.step, RecordingStep::Nothing);
+    let foreign = plan(&backup, &inputs(&backup, AgentState::Foreign), at(0));
+    assert_eq!(reason(&foreign), Reason::NameTaken);
+    assert_eq!(foreign.step, RecordingStep::Nothing);
+}
+
+#[test]
+fn removed_block_stops_the_agent_before_its_report_is_removed() {
+    let on = with(|_| {});
+    let deployment = applied(&plan(&on, &inputs(&on, AgentState::Missing), at(0))).clone();
+    let off = with(|backup| {
+        backup["spec"].as_object_mut().unwrap().remove("continuous");
+    });
+    assert_eq!(need(&off, at(0)), RecordingNeed::Agent);
+    let state = |agent| RecordingInputs {
+        agent,
+        target: None,
+    };
+    let stops = plan(&off, &state(found(&deployment, None)), at(0));
+    assert!(matches!(stops.step, RecordingStep::Delete(_)));
+    assert_eq!(stops.verdict, RecordingVerdict::Unchanged);
+    let waits = plan(&off, &state(AgentState::Stopping), at(0));
+    assert_eq!(waits.verdict, RecordingVerdict::Unchanged);
+    assert!(waits.requeue.is_some());
+    let ended = plan(&off, &state(AgentState::Missing), at(0));
+    assert_eq!(ended.verdict, RecordingVerdict::Off);
+}
+
+#[test]
+fn agent_of_hibernated_cluster_is_deleted() {
+    let backup = with(|_| {});
+    let deployment = applied(&plan(&backup, &inputs(&backup, AgentState::Missing), at(0))).clone();
+    let spec = json!({ "size": 3, "hibernate": true });
+    let hibernated = |agent| RecordingInputs {
+        agent,
+        target: Some(Ok(target_of(&backup, Some(cluster(&spec))))),
+    };
+    let next = plan(&backup, &hibernated(found(&deployment, None)), at(0));
+    assert!(matches!(next.step, RecordingStep::Delete(_)));
+    assert_eq!(reason(&next), Reason::Hibernated);
+    let next = plan(&backup, &hibernated(AgentState::Missing), at(0));
+    assert_eq!(next.step, RecordingStep::Nothing);
+}
+
+/// Otherwise the agent would write further objects after the removal.
+#[test]
+fn invariant_13_agent_ends_before_its_objects_are_removed() {
+    let deleted = |policy: &str| {
+        let mut backup = with(|backup| {
+            backup["spec"]["deletionPolicy"] = json!(policy);
+            backup["metadata"]["finalizers"] = json!([FINALIZER_STORED]);
+        });
+        backup.metadata.deletion_timestamp = Some(Time(at(0)));
+        backup
+    };
+    let backup = deleted("Delete");
+    assert_eq!(need(&backup, at(0)), RecordingNeed::Agent);
+    let snapshot = |agent| Snapshot {
+        recording: RecordingInputs {
+            agent,
+            target: None,
+        },
+        ..Snapshot::default()
+    };
+    let running = found(&Deployment::default(), None);
+    for agent in [
+        running,
+        AgentState::Stopping,
+        AgentState::NotRead,
+        AgentState::Unknown("why".to_owned()),
+    ] {
+        let next = plan_all(&backup, &snapshot(agent), at(0));
+        assert_eq!(next.action, Action::Nothing);
+        assert!(next.requeue.is_some());
+    }
+    let next = plan_all(&backup, &snapshot(AgentState::Missing), at(0));
+    assert_eq!(next.action, Action::RemoveAll);
+    // Kubernetes deletes the Deployment, and the stored objects stay.
+    assert_eq!(need(&deleted("Retain"), at(0)), RecordingNeed::Nothing);
+}
+
+#[test]
+fn finalizer_is_set_before_the_agent_is_created() {
+    let backup = with(|backup| {
+        backup["spec"]["deletionPolicy"] = json!("Delete");
+        backup["status"] = json!({});
+    });
+    let snapshot = Snapshot {
+        recording: inputs(&backup, AgentState::Missing),
+        ..Snapshot::default()
+    };
+    let next = plan_all(&backup, &snapshot, at(0));
+    assert_eq!(next.action, Action::SetFinalizer(true));
+    assert_eq!(next.recording.step, RecordingStep::Nothing);
+}
+
+fn pod_of(backup: &EtcdBackup, cluster: Option<ManifestCluster>) -> Value {
+    let inputs = RecordingInputs {
+        agent: AgentState::Missing,
+        target: Some(Ok(target_of(backup, cluster))),
+    };
+    let plan = plan(backup, &inputs, at(0));
+    serde_json::to_value(applied(&plan)).unwrap()
+}
+
+fn secrets(deployment: &Value) -> Vec<String> {
+    let volumes = deployment["spec"]["template"]["spec"]["volumes"].as_array();
+    let names = volumes.unwrap().iter();
+    let names = names.filter_map(|volume| volume["secret"]["secretName"].as_str());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
+    let secured = cluster(&json!({
+        "size": 3, "TLS": { "static": { "member": { "serverSecret": "server" }, "operatorSecret": "operator" } },
+        "auth": { "secret": "root" },
+    }));
+    let backup = with(|_| {});
+    let deployment = pod_of(&backup, Some(secured));
+    assert_eq!(secrets(&deployment), ["aws", "ca", "operator", "root"]);
+    let endpoints = with(|backup| {
+        let spec = backup["spec"].as_object_mut().unwrap();
+        spec.remove("etcdCluster");
+        spec.insert(
+            "etcdEndpoints".to_owned(),
+            json!(["https://etcd.prod.svc:2379"]),
+        );
+        spec.insert("clientTLSSecret".to_owned(), json!("client"));
+    });
+    assert_eq!(secrets(&pod_of(&endpoints, None)), ["aws", "ca", "client"]);
+    let spec = &deployment["spec"]["template"]["spec"];
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+    let container = &spec["containers"][0];
+    assert_eq!(
+        container["securityContext"]["allowPrivilegeEscalation"],
+        false
+    );
+    assert!(container.get("env").is_none(), "{container}");
+}
+
+#[test]
+fn one_agent_runs_at_a_time_with_the_settings_of_the_spec() {
+    let backup = with(|backup| {
+        backup["spec"]["continuous"] = json!({
+            "flushInterval": "500ms", "maxBaseAge": "1h", "maxBaseBytes": 2_000_000, "retentionWindow": "48h",
+            "spoolLimitBytes": 1000, "serviceAccountName": "writer",
+        });
+    });
+    let deployment = pod_of(&backup, Some(cluster(&json!({ "size": 3 }))));
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    assert_eq!(
+        deployment["spec"]["strategy"],
+        json!({ "type": "Recreate" })
+    );
+    assert_eq!(deployment["metadata"]["ownerReferences"][0]["uid"], "uid");
+    let selector = &deployment["spec"]["selector"]["matchLabels"];
+    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(
+        *selector,
+        json!({ "etcd.database.coreos.com/backup-uid": "uid" })
+    );
+    assert_eq!(labels["app.kubernetes.io/name"], "etcd-backup");
+    let spec = &deployment["spec"]["template"]["spec"];
+    assert_eq!(spec["serviceAccountName"], "writer");
+    let argument = spec["containers"][0]["args"][1].as_str().unwrap();
+    let order = argument.strip_prefix("--order=").unwrap();
+    let order: RecordOrder = serde_json::from_str(order).unwrap();
+    assert_eq!((order.flush_millis, order.base_seconds), (500, 3_600));
+    assert_eq!(
+        (order.base_bytes, order.window_seconds),
+        (2_000_000, 172_800)
+    );
+    assert_eq!((order.spool_bytes, order.uid.as_str()), (1_000, "uid"));
+    assert_eq!(spec["volumes"][0]["emptyDir"]["sizeLimit"], "134218728");
+    // A volume of the EtcdBackup is mounted too.
+    let on_volume = with(|backup| {
+        let spec = backup["spec"].as_object_mut().unwrap();
+        spec.remove("s3");
+        spec.insert("storageType".to_owned(), json!("PVC"));
+        spec.insert(
+            "pvc".to_owned(),
+            json!({ "claimName": "backups", "path": "etcd/main" }),
+        );
+    });
+    let deployment = pod_of(&on_volume, None);
+    let volumes = &deployment["spec"]["template"]["spec"]["volumes"];
+    assert_eq!(volumes[1]["persistentVolumeClaim"]["claimName"], "backups");
+    assert_eq!(secrets(&deployment), Vec::<String>::new());
+}

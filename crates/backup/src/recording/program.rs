@@ -1,0 +1,187 @@
+//! The program of the agent: records all changes of a cluster until the pod ends. Connects only to etcd and to the
+//! store.
+
+use std::future::pending;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::storage::StorageSource;
+use clap::Args;
+use continuous::{Agent, Extras, Limits, Settings, Spool};
+use etcd::EtcdClient;
+use store::{Directories, SecretData, Secrets, Target};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+
+use super::order::{CA, RecordOrder, SPOOL, STORE, prefix};
+use super::report;
+use crate::pvc::{AUTH, ROOT, TLS, access};
+use crate::reason::{Reason, Trouble};
+use crate::transfer::in_store;
+
+/// Interval between two checks whether a mounted Secret has changed. The kubelet updates mounted Secrets about every
+/// minute.
+const SECRET_CHECK: Duration = Duration::from_secs(10);
+
+/// Arguments of the command `record`, which runs in the pod of the agent.
+#[derive(Args, Clone, Debug)]
+pub struct Record {
+    /// What to record and where, as JSON. Contains no credentials
+    #[arg(long, value_name = "JSON")]
+    order: String,
+    /// Directory where the PersistentVolumeClaim is mounted
+    #[arg(long, default_value = ROOT)]
+    root: PathBuf,
+    /// Directory for segments that wait for the store
+    #[arg(long, default_value = SPOOL)]
+    spool: PathBuf,
+}
+
+/// Records until the process receives SIGTERM, or until a mounted Secret changes: the kubelet then starts the program
+/// again. Returns false if the agent cannot record. The last log line is the reason, which the operator reads from the
+/// status of the pod.
+pub async fn run(arguments: &Record) -> bool {
+    match Box::pin(record(arguments)).await {
+        Ok(()) => true,
+        Err(trouble) => {
+            tracing::error!("{}", trouble.message);
+            false
+        }
+    }
+}
+
+async fn record(arguments: &Record) -> Result<(), Trouble> {
+    let order: RecordOrder = serde_json::from_str(&arguments.order).map_err(|error| {
+        let message = format!("the agent cannot parse the order of the operator: {error}");
+        Trouble::new(Reason::StepFailed, message)
+    })?;
+    let mounted = Mounted::read();
+    let source = order.storage.source();
+    let is_volume = matches!(source, StorageSource::Pvc(_));
+    let directories = Directories {
+        local: None,
+        claim: is_volume.then(|| arguments.root.clone()),
+    };
+    let secrets = Secrets {
+        credentials: mounted.store.as_ref(),
+        ca: mounted.ca.as_ref(),
+    };
+    let opened = store::open(&source, secrets, &directories).await;
+    let Target { store, key } = opened.map_err(|error| in_store(&error))?;
+    let etcd = EtcdClient::new(access(&order.reach)?).with_max_snapshot(order.max_snapshot);
+    let settings = settings(&order, &key, &arguments.spool);
+    let mut agent = Agent::new(&etcd, order.endpoints.clone(), store.as_ref(), settings);
+    let monitor = agent.monitor();
+    let stop = async {
+        tokio::select! {
+            () = terminated() => tracing::info!("the agent ends after SIGTERM"),
+            () = mounted.changed() => tracing::info!("a Secret has changed: the agent starts again"),
+        }
+    };
+    tokio::select! {
+        ended = Box::pin(agent.run(stop)) => ended.map_err(|error| {
+            Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
+        }),
+        // Never completes.
+        () = report::serve(monitor) => Ok(()),
+    }
+}
+
+fn settings(order: &RecordOrder, key: &str, spool: &Path) -> Settings {
+    Settings {
+        prefix: prefix(key, &order.uid),
+        limits: Limits {
+            interval: order.flush_interval(),
+            ..Limits::default()
+        },
+        extras: Extras::default(),
+        max_age: Duration::from_secs(order.base_seconds),
+        max_bytes: order.base_bytes,
+        window: Duration::from_secs(order.window_seconds),
+        spool: Some(Spool {
+            directory: spool.to_owned(),
+            limit: order.spool_bytes,
+        }),
+    }
+}
+
+/// The content of the Secrets that the pod mounts. `None` if a Secret is not mounted.
+#[derive(PartialEq)]
+struct Mounted {
+    store: Option<SecretData>,
+    ca: Option<SecretData>,
+    tls: Option<SecretData>,
+    auth: Option<SecretData>,
+}
+
+impl Mounted {
+    fn read() -> Self {
+        let read = |directory: &str| store::mounted(Path::new(directory)).ok();
+        Self {
+            store: read(STORE),
+            ca: read(CA),
+            tls: read(TLS),
+            auth: read(AUTH),
+        }
+    }
+
+    /// Waits until the content of a Secret changes, for example because its certificate was renewed. A content that is
+    /// read while the kubelet replaces it can be incomplete, so the change must be read twice.
+    async fn changed(&self) {
+        let mut last = None;
+        loop {
+            sleep(SECRET_CHECK).await;
+            let found = Self::read();
+            if found != *self && last.as_ref() == Some(&found) {
+                return;
+            }
+            last = Some(found);
+        }
+    }
+}
+
+/// Waits for SIGTERM.
+async fn terminated() {
+    match signal(SignalKind::terminate()) {
+        Ok(mut signals) => {
+            signals.recv().await;
+        }
+        Err(error) => {
+            tracing::warn!(%error, "SIGTERM cannot be received");
+            pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pvc::Reach;
+
+    #[test]
+    fn order_becomes_settings_of_the_agent() {
+        let storage = json!({ "pvc": { "claimName": "backups", "path": "etcd/main" } });
+        let order = RecordOrder {
+            storage: serde_json::from_value(storage).unwrap(),
+            uid: "uid".to_owned(),
+            endpoints: vec!["http://c:2379".to_owned()],
+            reach: Reach::default(),
+            flush_millis: 500,
+            base_seconds: 60,
+            base_bytes: 7,
+            window_seconds: 120,
+            spool_bytes: 9,
+            max_snapshot: 1,
+        };
+        let text = serde_json::to_string(&order).unwrap();
+        let order: RecordOrder = serde_json::from_str(&text).unwrap();
+        let settings = settings(&order, "etcd/main", Path::new("/spool"));
+        assert_eq!(settings.prefix, "etcd/main.continuous/uid/");
+        assert_eq!(settings.limits.interval, Duration::from_millis(500));
+        assert_eq!(settings.max_age, Duration::from_secs(60));
+        assert_eq!((settings.max_bytes, settings.window.as_secs()), (7, 120));
+        assert_eq!(settings.spool.unwrap().limit, 9);
+    }
+}

@@ -1,0 +1,67 @@
+//! What the operator reads about the agent. Plain data without clients.
+
+use api::manifest::ManifestCluster;
+use api::storage::StorageBlock;
+use k8s_openapi::api::apps::v1::Deployment;
+use member::OperatorImage;
+
+use super::report::AgentReport;
+use crate::reason::Trouble;
+
+/// Label of the agent's pod: the UID of the EtcdBackup.
+pub const LABEL_BACKUP: &str = "etcd.database.coreos.com/backup-uid";
+
+/// The agent of an EtcdBackup.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum AgentState {
+    /// The plan does not need the agent.
+    #[default]
+    NotRead,
+    /// The agent cannot be read, for this reason.
+    Unknown(String),
+    /// There is neither a Deployment nor a pod.
+    Missing,
+    /// There is no Deployment, but its pod has not ended.
+    Stopping,
+    /// The Deployment has another owner.
+    Foreign,
+    /// The Deployment exists.
+    Found(Box<FoundAgent>),
+}
+
+/// The Deployment of an agent, and the report of its pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FoundAgent {
+    /// The Deployment.
+    pub deployment: Deployment,
+    /// The report. `None` if the pod does not run, or if the operator cannot read the report.
+    pub report: Option<AgentReport>,
+    /// Why there is no report. `None` while the pod starts.
+    pub problem: Option<Trouble>,
+}
+
+/// What the agent records, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentTarget {
+    /// Client URLs of the cluster.
+    pub endpoints: Vec<String>,
+    /// The EtcdCluster. `None` if the spec names endpoints.
+    pub cluster: Option<Box<ManifestCluster>>,
+    /// The storage block of the EtcdBackup.
+    pub storage: StorageBlock,
+    /// The location of all objects.
+    pub location: String,
+    /// The image of the operators.
+    pub image: OperatorImage,
+    /// Maximum size of a snapshot in bytes.
+    pub max_snapshot: u64,
+}
+
+/// The inputs of the plan for the agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecordingInputs {
+    /// The agent.
+    pub agent: AgentState,
+    /// What the agent records, or why this is unknown. `None` if the plan does not need it.
+    pub target: Option<Result<AgentTarget, Trouble>>,
+}

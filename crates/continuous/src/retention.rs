@@ -1,0 +1,245 @@
+//! Deletes old bases with their segments, and reports what the store contains.
+
+use std::time::Duration;
+
+use store::Store;
+
+use crate::base::StoredBase;
+use crate::progress::{Held, Missing, Monitor};
+use crate::removal::{discard_uploads, remove_base};
+use crate::stored::{ReadError, base_key, bases, chain, read_base};
+
+/// At most this number of bases is deleted for each new base. A wrong clock can therefore delete only a few bases
+/// before it is noticed.
+const MAX_REMOVED: usize = 2;
+
+/// If the clock of the recorder and the clock of the store differ by more, no base is deleted.
+const MAX_CLOCK_SKEW: i64 = 300;
+
+const MICROS: i64 = 1_000_000;
+
+/// Number of bases, from the oldest, that no time in the window needs. `created` contains the times of all bases in
+/// ascending order, in microseconds since the epoch.
+///
+/// Invariant 37: the newest base at or before the beginning of the window stays, and so do all later bases. The window
+/// ends with the newest base, so the clock of the reader does not matter.
+fn surplus(created: &[i64], window: Duration) -> usize {
+    let window = i64::try_from(window.as_micros()).unwrap_or(i64::MAX);
+    let newest = created.last().copied().unwrap_or_default();
+    let start = newest.saturating_sub(window);
+    let first = created.iter().rposition(|time| *time <= start);
+    first.unwrap_or(0).min(MAX_REMOVED)
+}
+
+/// The gaps between the chains of consecutive bases. `last` contains the last revision of each chain except the newest.
+fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
+    let pairs = bases.iter().zip(bases.iter().skip(1)).zip(last);
+    pairs
+        .filter_map(|((one, next), last)| {
+            let (one, next) = (&one.base, &next.base);
+            let cluster_changed = one.cluster_id != next.cluster_id;
+            (cluster_changed || *last < next.revision).then_some(Missing {
+                after: *last,
+                until: next.revision,
+                until_time: next.created,
+                cluster_changed,
+            })
+        })
+        .collect()
+}
+
+/// Whether the clock of the recorder agreed with the clock of the store when the newest base was written. True if the
+/// store does not report times.
+async fn clocks_agree(
+    store: &dyn Store,
+    prefix: &str,
+    newest: &StoredBase,
+) -> Result<bool, ReadError> {
+    let key = base_key(prefix, newest.name);
+    let found = store.head(&key).await;
+    let found = found.map_err(|error| ReadError::store(&key, error))?;
+    let modified = found.and_then(|object| object.modified_unix_seconds);
+    let created = newest.base.created / MICROS;
+    Ok(modified.is_none_or(|time| (time - created).abs() <= MAX_CLOCK_SKEW))
+}
+
+/// Deletes the bases that no time in the window needs, and the uploads that an earlier process has left. Reports the
+/// content of the store. `since` is the time at which this process started, in seconds since the epoch.
+pub(crate) async fn tidy(
+    store: &dyn Store,
+    prefix: &str,
+    window: Duration,
+    since: i64,
+    monitor: &Monitor,
+) -> Result<(), ReadError> {
+    discard_uploads(store, prefix, since).await?;
+    let mut stored = Vec::new();
+    for name in bases(store, prefix).await? {
+        match read_base(store, prefix, name).await {
+            Ok(base) => stored.push(base),
+            Err(error @ ReadError::Store { .. }) => return Err(error),
+            // A base that cannot be read is never deleted, because its time is not known.
+            Err(error) => tracing::warn!(%error, %name, "a base cannot be read"),
+        }
+    }
+    stored.sort_by_key(|base| (base.base.created, base.base.revision));
+    let created: Vec<i64> = stored.iter().map(|base| base.base.created).collect();
+    let mut removed = surplus(&created, window);
+    if removed > 0
+        && let Some(newest) = stored.last()
+        && !clocks_agree(store, prefix, newest).await?
+    {
+        tracing::warn!(
+            "the clock of this node and the clock of the store differ by more than {MAX_CLOCK_SKEW} s: no old base is \
+             deleted; correct the clock of the node"
+        );
+        removed = 0;
+    }
+    for base in stored.drain(..removed) {
+        tracing::info!(base = %base.name, "a base that is older than the retention window is deleted");
+        let snapshot = base.base.snapshot.key.as_str();
+        remove_base(store, prefix, base.name, Some(snapshot)).await?;
+    }
+    let mut last = Vec::new();
+    for base in stored.iter().take(stored.len().saturating_sub(1)) {
+        last.push(chain(store, prefix, base.name).await?.last);
+    }
+    let gaps = gaps(&stored, &last);
+    monitor.holds(Held::new(&stored, gaps));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use etcd::ClusterId;
+    use store::LocalStore;
+
+    use super::*;
+    use crate::base::{Base, SnapshotObject};
+    use crate::fixture::{base_of, chain as segments};
+    use crate::name::{SNAPSHOTS, snapshot_name};
+    use crate::removal::remove_all;
+    use crate::stored::{write_base, write_segment};
+
+    const PREFIX: &str = "p/";
+    const HOUR: Duration = Duration::from_hours(1);
+
+    #[test]
+    fn invariant_37_base_before_the_window_stays() {
+        let hours = |hours: &[i64]| -> Vec<i64> {
+            hours.iter().map(|hour| hour * 3_600 * MICROS).collect()
+        };
+        for (created, window, expected) in [
+            (hours(&[]), 1, 0),
+            (hours(&[0]), 1, 0),
+            // The base of hour 0 is necessary for the times between hour 1 and hour 2.
+            (hours(&[0, 2]), 1, 0),
+            (hours(&[0, 1, 2]), 1, 1),
+            (hours(&[0, 1, 2]), 2, 0),
+            (hours(&[0, 1, 2]), 0, 2),
+            // A wrong clock deletes at most two bases.
+            (hours(&[0, 1, 2, 3, 4, 9_000]), 24, 2),
+        ] {
+            let found = surplus(&created, HOUR * window);
+            assert_eq!(found, expected, "{created:?} {window}");
+        }
+    }
+
+    async fn store_base(store: &LocalStore, cluster: u64, revision: i64, hour: i64) -> StoredBase {
+        let created = 1_764_000_000 * MICROS + hour * 3_600 * MICROS;
+        let key = format!("{PREFIX}{SNAPSHOTS}{}", snapshot_name(created));
+        store.put(&key, "snapshot".into()).await.unwrap();
+        let base = Base {
+            cluster_id: ClusterId(cluster),
+            revision,
+            snapshot: SnapshotObject {
+                key,
+                size: 8,
+                sha256: "00".repeat(32),
+            },
+            created,
+        };
+        let base = base.encode().unwrap();
+        write_base(store, PREFIX, &base).await.unwrap();
+        base
+    }
+
+    /// Stores a chain with this number of transactions.
+    async fn store_chain(store: &LocalStore, base: &StoredBase, length: usize) {
+        for segment in segments(base, 1, length, 0) {
+            let written = write_segment(store, PREFIX, base.name, &segment);
+            written.await.unwrap();
+        }
+    }
+
+    #[test]
+    fn gap_is_reported_between_chains_that_do_not_meet() {
+        let bases = [(7, 10), (7, 20), (7, 30), (8, 5)];
+        let bases = bases.map(|(cluster, revision)| base_of(cluster, revision));
+        let found = gaps(&bases, &[20, 25, 40]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|gap| (gap.after, gap.until, gap.cluster_changed))
+            .collect();
+        assert_eq!(found, [(25, 30, false), (40, 5, true)]);
+    }
+
+    #[tokio::test]
+    async fn tidy_reports_the_store_and_deletes_nothing_with_a_wrong_clock() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(directory.path());
+        let first = store_base(&store, 7, 10, 0).await;
+        store_chain(&store, &first, 3).await;
+        let second = store_base(&store, 7, 20, 1).await;
+        store_chain(&store, &second, 3).await;
+        store_base(&store, 7, 23, 2).await;
+        let monitor = Monitor::default();
+        // The files are written now, and the bases claim another time.
+        tidy(&store, PREFIX, Duration::ZERO, 0, &monitor)
+            .await
+            .unwrap();
+        let held = monitor.read().held.unwrap();
+        assert_eq!((held.bases, held.oldest_revision), (3, 10));
+        assert_eq!(held.gap_count, 1);
+        assert_eq!((held.gaps[0].after, held.gaps[0].until), (13, 20));
+    }
+
+    #[tokio::test]
+    async fn base_is_deleted_with_its_segments_and_its_snapshot() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(directory.path());
+        let first = store_base(&store, 7, 10, 0).await;
+        store_chain(&store, &first, 3).await;
+        let second = store_base(&store, 7, 13, 1).await;
+        store_chain(&store, &second, 3).await;
+        for foreign in ["p/notes.txt", "p/snapshots/notes.txt", "other"] {
+            store.put(foreign, "x".into()).await.unwrap();
+        }
+        let snapshot = Some(first.base.snapshot.key.as_str());
+        remove_base(&store, PREFIX, first.name, snapshot)
+            .await
+            .unwrap();
+        assert_eq!(bases(&store, PREFIX).await.unwrap(), [second.name]);
+        assert_eq!(chain(&store, PREFIX, second.name).await.unwrap().last, 16);
+        // Three foreign objects, and base, segment and snapshot of the second base.
+        assert_eq!(store.list("").await.unwrap().len(), 6);
+        assert_eq!(remove_all(&store, PREFIX).await.unwrap(), 1);
+        assert_eq!(store.list("").await.unwrap().len(), 3);
+    }
+
+    /// Invariant 13: the object of a base may name any object of the bucket.
+    #[tokio::test]
+    async fn invariant_13_snapshot_outside_of_the_prefix_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(directory.path());
+        let base = crate::fixture::base();
+        store.put("snapshot", "x".into()).await.unwrap();
+        write_base(&store, PREFIX, &base).await.unwrap();
+        remove_base(&store, PREFIX, base.name, Some("snapshot"))
+            .await
+            .unwrap();
+        assert_eq!(store.list("").await.unwrap().len(), 1);
+    }
+}
