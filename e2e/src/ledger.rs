@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_writes_are_counted_up_to_a_time() {
+    fn ledger_counts_newer_writes_acknowledged_before_given_time() {
         let begun = Instant::now();
         let mut ledger = Ledger::new("a/", begun);
         for (number, revision) in [(0, 5), (1, 6), (2, 8)] {

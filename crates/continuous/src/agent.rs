@@ -136,7 +136,7 @@ impl<'a> Agent<'a> {
         tokio::select! {
             ended = &mut record => return ended,
             () = &mut stop => {}
-            // These two never complete.
+            // `probe` and `retention` never complete.
             () = &mut probe => {}
             () = &mut retention => {}
         }
@@ -220,7 +220,8 @@ impl<'a> Agent<'a> {
     /// The newest stored chain. `None` if there is no chain that can be continued.
     async fn stored(&self) -> Result<Option<Begun>, AgentError> {
         let prefix = &self.settings.prefix;
-        // The revision does not show which base is the newest: a restored cluster can have an earlier revision.
+        // The newest base has the latest creation time, and not always the highest revision, because a restored
+        // cluster can have a lower revision.
         let mut newest: Option<StoredBase> = None;
         for name in bases(self.store, prefix).await? {
             let base = match read_base(self.store, prefix, name).await {
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listing_that_is_too_long_is_excessive() {
+    fn chain_is_excessive_only_if_its_listing_is_too_long() {
         let excessive = store::Error::Excessive {
             endpoint: String::new(),
             problem: String::new(),
