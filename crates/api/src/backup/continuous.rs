@@ -207,7 +207,7 @@ impl Continuous {
                 "remove one of the two fields, or use two EtcdBackups",
             ));
         }
-        let minutes = |minutes| Duration::from_secs(60 * minutes);
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         let limits = [
             (
                 "flushInterval",
