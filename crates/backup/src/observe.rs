@@ -285,6 +285,9 @@ mod tests {
                       "backupPolicy": { "schedule": "@daily" } },
         });
         let mut backup: EtcdBackup = serde_json::from_value(object).unwrap();
+        let others = |all: &Cache<EtcdBackup>, backup: &EtcdBackup| {
+            others(all, backup, &site::source_of(backup).unwrap())
+        };
         let trouble = others(&cache(&["a", "b"]), &backup).unwrap_err();
         assert_eq!(trouble.reason, Reason::StepFailed);
         assert!(trouble.message.contains("watchNamespaces"), "{trouble:?}");

@@ -72,7 +72,7 @@ async fn open(
 ) -> Result<CopyStores, Trouble> {
     let source = source_of(copy)?;
     let to = site::open(context, backup, &source).await;
-    let to = to.map_err(|trouble| in_copy(index, &source, trouble))?;
+    let to = to.map_err(|trouble| in_copy(index, &source, &trouble))?;
     let from = if need == CopyNeed::Copy {
         let first = site::source_of(backup)?;
         Some(site::open(context, backup, &first).await?)
@@ -97,7 +97,7 @@ fn source_of(copy: &BackupCopy) -> Result<StorageSource<'_>, Trouble> {
 }
 
 /// Names the field of the copy in a message that names the field of the first store.
-fn in_copy(index: usize, source: &StorageSource<'_>, trouble: Trouble) -> Trouble {
+fn in_copy(index: usize, source: &StorageSource<'_>, trouble: &Trouble) -> Trouble {
     let block = source.block();
     let field = format!("spec.copyTo[{index}].{block}");
     let message = trouble.message.replace(&format!("spec.{block}"), &field);

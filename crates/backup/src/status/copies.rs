@@ -160,14 +160,14 @@ pub(super) fn notices(backup: &EtcdBackup, plan: &CopiesPlan) -> Vec<Notice> {
     let notices = copies.filter_map(|(copy, planned)| match &planned.verdict {
         CopyVerdict::Unchanged | CopyVerdict::Starting => None,
         CopyVerdict::Failed(trouble) | CopyVerdict::Blocked(trouble) => Some(failed(copy, trouble)),
-        CopyVerdict::Copied(copied) => match &copied.problem {
+        CopyVerdict::Copied(result) => match &result.problem {
             Some(trouble) => Some(failed(copy, trouble)),
             None => Some(Notice::normal(
                 Reason::BackupCopied.as_str(),
                 ACTION,
                 format!(
                     "copy {}: revision {} is stored at {}",
-                    copy.name, copied.stored.revision, copied.stored.location
+                    copy.name, result.stored.revision, result.stored.location
                 ),
             )),
         },

@@ -45,7 +45,7 @@ pub(crate) async fn copy_backup(
     cancelled: &CancellationToken,
 ) -> Result<Option<Stored>, Trouble> {
     let found = pair(from.store.as_ref(), &from.key, |_| true).await;
-    let Some((manifest, _)) = found.map_err(in_first_store)? else {
+    let Some((manifest, _)) = found.map_err(|trouble| in_first_store(&trouble))? else {
         return Ok(None);
     };
     if sha256.is_some_and(|sha256| !manifest.sha256.eq_ignore_ascii_case(sha256)) {
@@ -74,7 +74,8 @@ pub(crate) async fn copy_backup(
             ),
         ));
     }
-    let manifest = copy_object((from, to), manifest, since, meter, cancelled).await?;
+    let copied = copy_object((from, to), manifest, since, meter, cancelled);
+    let manifest = Box::pin(copied).await?;
     Ok(Some(stored(to.store.as_ref(), &to.key, &manifest)))
 }
 
@@ -115,7 +116,7 @@ async fn copy_object(
 ) -> Result<BackupManifest, Trouble> {
     let store = to.store.as_ref();
     let object = cancelable(cancelled, from.store.get(&from.key)).await;
-    let object = object.map_err(in_first_store)?;
+    let object = object.map_err(|trouble| in_first_store(&trouble))?;
     let size = object.size;
     meter.set(Moved {
         bytes: 0,
@@ -189,7 +190,7 @@ async fn stream(
     let mut comparison = Comparison::new(manifest);
     let mut moved = 0;
     while let Some(chunk) = object.chunks.next().await {
-        let chunk = chunk.map_err(|error| in_first_store(in_store(&error)))?;
+        let chunk = chunk.map_err(|error| in_first_store(&in_store(&error)))?;
         comparison.push(&chunk);
         moved += chunk.len() as u64;
         meter.advance_to(moved);
@@ -199,7 +200,7 @@ async fn stream(
 }
 
 /// Says that the problem is in the first store, and not in the store of the copy.
-fn in_first_store(trouble: Trouble) -> Trouble {
+fn in_first_store(trouble: &Trouble) -> Trouble {
     let message = format!(
         "the backup cannot be read in the first store: {}",
         trouble.message
