@@ -130,7 +130,7 @@ mod tests {
         let copy: BackupCopy = serde_json::from_value(copy).unwrap();
         let source = source_of(&copy).unwrap();
         let message = "spec.s3.awsSecret: there is no Secret aws in this namespace";
-        let trouble = in_copy(1, &source, Trouble::new(Reason::SecretMissing, message));
+        let trouble = in_copy(1, &source, &Trouble::new(Reason::SecretMissing, message));
         assert_eq!(
             trouble.message,
             "spec.copyTo[1].s3.awsSecret: there is no Secret aws in this namespace"
