@@ -180,7 +180,7 @@ mod tests {
         let settings = settings(&order, "etcd/main", Path::new("/spool"));
         assert_eq!(settings.prefix, "etcd/main.continuous/uid/");
         assert_eq!(settings.limits.interval, Duration::from_millis(500));
-        assert_eq!(settings.max_age, Duration::from_secs(60));
+        assert_eq!(settings.max_age, Duration::from_mins(1));
         assert_eq!((settings.max_bytes, settings.window.as_secs()), (7, 120));
         assert_eq!(settings.spool.unwrap().limit, 9);
     }
