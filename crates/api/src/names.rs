@@ -35,6 +35,8 @@ pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// Label that no pod has. The client Service selects it until the status has a cluster ID, so that the Service has no
 /// endpoints.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
+/// Label of the agent of a continuous backup, on its Deployment and pod. Its value is the UID of the `EtcdBackup`.
+pub const LABEL_BACKUP: &str = "etcd.database.coreos.com/backup-uid";
 
 /// Pod annotation with the time at which the pod was drained ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";

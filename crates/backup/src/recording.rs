@@ -13,4 +13,4 @@ mod state;
 pub use order::{CA, RecordOrder, SPOOL, STORE, prefix};
 pub use program::{Record, run};
 pub use report::{AgentReport, read};
-pub use state::{AgentState, AgentTarget, FoundAgent, LABEL_BACKUP, RecordingInputs};
+pub use state::{AgentState, AgentTarget, FoundAgent, RecordingInputs};

@@ -1,6 +1,7 @@
 //! Reads the inputs of the agent: its Deployment, the report of its pod, and what it records.
 
 use api::EtcdBackup;
+use api::names::LABEL_BACKUP;
 use api::storage::{StorageBlock, StorageSource};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -16,7 +17,7 @@ use super::{ObserveContext, READ_TIMEOUT, cluster, site};
 use crate::plan::recording::{RecordingNeed, agent_name, need};
 use crate::reason::{Reason, Trouble};
 use crate::recording::pod_state::{address, newest, problem};
-use crate::recording::{AgentState, AgentTarget, FoundAgent, LABEL_BACKUP, RecordingInputs};
+use crate::recording::{AgentState, AgentTarget, FoundAgent, RecordingInputs};
 use crate::recording::{prefix, read};
 
 const LATE: &str = "no answer from the API server about the agent";

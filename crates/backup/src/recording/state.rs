@@ -8,9 +8,6 @@ use member::OperatorImage;
 use super::report::AgentReport;
 use crate::reason::Trouble;
 
-/// Label of the agent's pod: the UID of the EtcdBackup.
-pub const LABEL_BACKUP: &str = "etcd.database.coreos.com/backup-uid";
-
 /// The agent of an EtcdBackup.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum AgentState {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::EtcdBackup;
 use api::backup::Continuous;
+use api::names::LABEL_BACKUP;
 use api::storage::StorageSource;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::core::v1::{
@@ -22,7 +23,7 @@ use store::progress::PORT;
 use super::agent_name;
 use crate::plan::job::reach;
 use crate::pvc::{AUTH, ROOT, TLS};
-use crate::recording::{AgentTarget, CA, LABEL_BACKUP, RecordOrder, SPOOL, STORE};
+use crate::recording::{AgentTarget, CA, RecordOrder, SPOOL, STORE};
 
 const NAME: &str = "agent";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
