@@ -13,6 +13,7 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Load, Recording, Sandbox, Testbed, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::ListParams;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
@@ -339,8 +340,7 @@ async fn replace(sandbox: &Sandbox, killed: &[Pod]) -> Result<()> {
     sandbox.kubectl(&words).await?;
     let old: Vec<Option<String>> = killed.iter().map(ResourceExt::uid).collect();
     until("the killed pods are replaced", DEADLINE, async || {
-        let pods = sandbox.api::<Pod>().list(&kube::api::ListParams::default());
-        let pods = pods.await?.items;
+        let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
         let left = pods.iter().filter(|pod| old.contains(&pod.uid())).count();
         Ok(if left == 0 {
             Poll::Done(())

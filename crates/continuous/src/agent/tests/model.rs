@@ -178,7 +178,7 @@ fn transaction(revision: i64) -> Transaction {
     }
 }
 
-impl<'a> World<'a> {
+impl World<'_> {
     fn begin(&mut self, base: StoredBase, recorder: Recorder) {
         if let Some(after) = self.excused_after.take() {
             self.excused.extend(after + 1..base.base.revision);
@@ -208,15 +208,14 @@ impl<'a> World<'a> {
     /// Starts a process. It continues the newest chain, or takes a base.
     async fn start(&mut self) -> Result<(), String> {
         let found = self.agent.stored().await;
-        match found.map_err(|error| format!("{error:?}"))? {
-            Some(begun) => self.begin(begun.base, begun.recorder),
-            None => {
-                self.excused_after.get_or_insert(self.revision);
-                if let Some(base) = self.take_base().await {
-                    let recorder = Recorder::new(&base, limits());
-                    self.begin(base, recorder);
-                }
-            }
+        if let Some(begun) = found.map_err(|error| format!("{error:?}"))? {
+            self.begin(begun.base, begun.recorder);
+            return Ok(());
+        }
+        self.excused_after.get_or_insert(self.revision);
+        if let Some(base) = self.take_base().await {
+            let recorder = Recorder::new(&base, limits());
+            self.begin(base, recorder);
         }
         Ok(())
     }
@@ -410,7 +409,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        let lost: Vec<&i64> = self.reported.difference(&recorded).collect();
+        let lost: Vec<i64> = self.reported.difference(&recorded).copied().collect();
         if lost.is_empty() {
             Ok(recorded)
         } else {
@@ -430,7 +429,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Checks that each missing revision has a reason, and that the agent reports each of them as missing.
+    /// Checks that each missing revision has a reason and is in a reported gap, and that no other gap is reported.
     async fn check(&self) -> Result<(), String> {
         let recorded = self.recorded().await?;
         let first = recorded.first().copied().unwrap_or_default();
@@ -448,6 +447,11 @@ impl<'a> World<'a> {
             if !self.excused.contains(&revision) || !is_reported {
                 return Err(format!("revision {revision} is missing without a reason"));
             }
+        }
+        let mut gaps = held.gaps.iter();
+        if let Some(gap) = gaps.find(|it| (it.after + 1..it.until).all(|it| recorded.contains(&it)))
+        {
+            return Err(format!("{gap:?} is reported, but no revision is missing"));
         }
         match self.ended.iter().find(|base| !self.has_gap_record(**base)) {
             Some(base) => Err(format!("the chain of {base} has ended without a gap")),
