@@ -24,7 +24,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
             }
             match helm_once(env, args).await {
                 // Helm may report an error although it has uninstalled the release. The retry then fails with "not
-                // found", which means success.
+                // found", which counts as success.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -112,7 +112,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // `--set` would parse a tag of digits as a number, so the tag is set as a string.
+        // The tag is set with `--set-string`, because `--set` would parse a tag of digits as a number.
         "--set-string",
         &tag,
         "--set",

@@ -202,10 +202,10 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // The API server answers every request and closes every idle watch before this timeout. Only a broken
-        // connection therefore reaches it.
+        // Only a broken connection reaches this timeout, because the API server answers every request and closes
+        // every idle watch earlier.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer clones the client, which requires the buffer.
+        // `BufferLayer` makes the client cloneable, which the retry layer requires.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

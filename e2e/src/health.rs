@@ -30,7 +30,7 @@ impl MemberHealth {
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // The error is not needed: without a stream, the member counts as unhealthy, whatever the reason.
+                // The error is ignored, because a member without a stream counts as unhealthy, whatever the error is.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;

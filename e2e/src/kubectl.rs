@@ -149,7 +149,7 @@ impl PortForward {
                 break local;
             }
         };
-        // Reads the remaining output, because kubectl would block on a full pipe.
+        // The remaining output is read and dropped, because kubectl would block on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_delete_accepts_not_found() {
+    fn not_found_counts_as_success_of_repeated_delete() {
         let not_found =
             "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
         assert!(succeeded_before(Some("delete"), not_found));

@@ -92,7 +92,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // Helm stores its releases in Secrets. They contain only the chart, which is public.
+        // Secrets of Helm are skipped, because they contain only the chart, which is public.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -121,7 +121,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // In an AWS credentials file, the access key ID is public.
+        // In an AWS credentials file, only the secret access key is secret, and the access key ID is public.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
@@ -154,8 +154,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // kubectl fails if a container never started, or never restarted and so has no previous log. Then
-                // there is no log to search.
+                // kubectl fails if a container never started, or if it has no previous log because it never
+                // restarted. There is then no log to search.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -169,7 +169,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop ignores metrics that cannot be read. For the cluster operator, this line requires them.
+    // The loop above ignores metrics that cannot be read. This call fails if those of the cluster operator cannot be
+    // read.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secret_values_are_split_into_lines() {
+    fn secret_parts_are_extracted_from_lists_pem_and_aws_files() {
         assert_eq!(parts("correct horse"), ["correct horse"]);
         assert_eq!(parts("[\"new one\",\"old one\"]"), ["new one", "old one"]);
         let pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqG\nabc\n-----END PRIVATE KEY-----\n";

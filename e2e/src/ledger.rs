@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_writes_are_counted_up_to_a_time() {
+    fn ledger_counts_newer_writes_acknowledged_before_given_time() {
         let begun = Instant::now();
         let mut ledger = Ledger::new("a/", begun);
         for (number, revision) in [(0, 5), (1, 6), (2, 8)] {
@@ -240,7 +240,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write does not count as a gap, because the cluster may not exist yet.
+        // The time before the first write does not count as a gap, because the cluster may still be starting.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -277,7 +277,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // Key 0 has another value, key 2 has another revision, and key 3 is missing: three lost writes.
+        // Three writes are lost: key 0 has another value, key 2 has another revision, and key 3 is missing.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

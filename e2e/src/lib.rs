@@ -64,7 +64,7 @@ pub const DEADLINE: Duration = Duration::from_mins(5);
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // The box keeps the future of the step on the heap. The futures of all steps together would exceed the stack of
+    // `Box::pin` keeps the future on the heap, because the futures of all steps together would exceed the stack of
     // the thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());

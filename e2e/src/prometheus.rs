@@ -62,7 +62,7 @@ impl Prometheus {
             "rule_files": [rules],
             "scrape_configs": jobs,
         });
-        // The configuration is JSON, which is also valid YAML.
+        // The configuration is written as JSON, which is also valid YAML.
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, configuration.to_string())?;
         std::fs::write(&rules, json!({"groups": groups}).to_string())?;
@@ -90,7 +90,7 @@ impl Prometheus {
         let mut log = BufReader::new(stderr).lines();
         let address = timeout(ANSWER_TIMEOUT, listen_address(&mut log)).await;
         let address = address.context("prometheus did not start to listen in time")??;
-        // Reads the log until its end, because Prometheus would block on a full pipe.
+        // The log is read until its end, because Prometheus would block on a full pipe.
         tokio::spawn(async move {
             while let Ok(Some(line)) = log.next_line().await {
                 if line.contains("level=error") || line.contains("level=warn") {
@@ -273,7 +273,7 @@ async fn write_targets(pods: Api<Pod>, file: PathBuf) {
             Ok(list) => {
                 let targets = discovery::targets(&list.items);
                 if targets != written {
-                    // The rename is atomic, so Prometheus never reads an incomplete file.
+                    // Prometheus never reads an incomplete file, because the rename is atomic.
                     let next = file.with_extension("next");
                     let renamed = std::fs::write(&next, targets.to_string())
                         .and_then(|()| std::fs::rename(&next, &file));

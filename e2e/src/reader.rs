@@ -112,8 +112,8 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // A read that started before the first response of the new cluster may still return the old cluster. A read
-        // that started later must not.
+        // A read that started before the first response of the new cluster may still return data of the old cluster.
+        // A read that started after this response must not.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_rejects_response_of_replaced_cluster_after_new_cluster() {
+    fn reader_rejects_old_cluster_that_answers_after_new_cluster() {
         let zero = Instant::now();
         let answer = |cluster_id, begun, ended| Answer {
             begun: zero + Duration::from_millis(begun),
@@ -213,7 +213,7 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // The last read started before the first response of the new cluster, so its response from the old cluster is
+        // The last read started before the first response of the new cluster, so a response of the old cluster is
         // allowed.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());

@@ -62,7 +62,7 @@ impl RollingCheck {
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // The time limit is long, because [`Self::finish`] aborts this task.
+            // The time limit is so long that it never ends the watch, because [`Self::finish`] aborts this task.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -85,8 +85,8 @@ impl RollingCheck {
     /// # Errors
     /// Fails if a member was terminated before all members were ready, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The watch can be behind the state that the caller has seen. This loop waits until the watch has reported the
-        // same pods that a list returns.
+        // The watch may lag behind the API server. The loop waits until the watch has reported the same pods that a
+        // list returns.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",
@@ -136,7 +136,7 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // Terminations before the start of the check do not count.
+        // The calls of `take` above only fill the history. Terminations before the start of the check do not count.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
@@ -238,7 +238,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Pod b terminates before pod a, which was deleted without a grace period, is replaced.
+        // Pod a was deleted without a grace period. Pod b terminates before the replacement of pod a exists.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));

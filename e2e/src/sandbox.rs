@@ -110,8 +110,8 @@ impl Sandbox {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // The name is unique, so status 409 means that an earlier attempt without a response created the
-                // namespace.
+                // Status 409 means that an earlier attempt, whose response was lost, created the namespace, because
+                // its name is unique.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
@@ -329,8 +329,8 @@ impl Sandbox {
         self.delete_policies::<ValidatingAdmissionPolicy>().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let what = format!("the deletion of namespace {} is accepted", self.namespace);
-        // After a failed test, the namespace may contain a protected cluster. The API server rejects the deletion
-        // until it has noticed that the policies are deleted.
+        // The deletion is retried, because the namespace may contain a protected cluster after a failed test. The API
+        // server rejects the deletion until it has noticed that the policies are deleted.
         let deleted = until_allowed(&what, POLICY_DELAY, async || {
             let params = DeleteParams::default();
             match namespaces.delete(&self.namespace, &params).await {

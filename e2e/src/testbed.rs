@@ -62,7 +62,7 @@ impl<'a> Testbed<'a> {
         let testbed = Self::of(sandbox)?;
         let outcome = body(&testbed).await;
         if outcome.is_err() {
-            // Prints the state of the namespace before `repair` changes it.
+            // The state of the namespace is printed before `repair` changes it.
             sandbox.print_state().await;
         }
         let repaired = testbed.repair().await;

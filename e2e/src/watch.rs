@@ -30,7 +30,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // If the watch cannot be opened, the loop retries with the same version, so no change is missed.
+            // If the watch cannot be opened, the loop retries with the same resource version, so no change is missed.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

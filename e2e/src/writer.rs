@@ -242,7 +242,7 @@ impl Writer {
     /// Fails if the cluster does not serve clients.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
         // The ledger contains all acknowledged writes, because the task records an acknowledgment before its next
-        // await, and `abort` takes effect only at an await.
+        // `await`, and `abort` takes effect only at an `await`.
         self.task.abort();
         let silence = self.silence();
         let found = until("all keys are read back", DEADLINE, async || {
@@ -265,8 +265,8 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // The test harness hides the output of `eprintln!` if the test passes. Writing to standard error directly
-        // shows this line always.
+        // The line is written to standard error directly, because the test harness hides the output of `eprintln!` if
+        // the test passes.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
@@ -439,7 +439,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // The limit exceeds that of a write, because the attempt may first have to open a forwarded port.
+    // The time limit is longer than that of a write, because the attempt may first have to open a forwarded port.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

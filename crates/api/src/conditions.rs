@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_condition_returns_whether_it_changed() {
+    fn condition_update_returns_whether_condition_changed() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,

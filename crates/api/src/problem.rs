@@ -83,7 +83,7 @@ impl fmt::Display for Chain<'_> {
         let mut text = self.0.to_string();
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // The text of some errors already includes the text of their cause.
+            // Some errors already include the text of their cause. Such a cause is not appended again.
             let next = error.to_string();
             if !text.contains(&next) {
                 text.push_str(": ");

@@ -129,7 +129,7 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // A year before 1000 or after 9999 does not have four digits, so its name is rejected.
+        // `parse` rejects a name whose year does not have four digits. Every time from 1970 to 9892 has such a year.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

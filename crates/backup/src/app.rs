@@ -44,8 +44,8 @@ const REMOVALS: Limits = Limits {
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // Time limit of one removal, which is enough for about 100,000 backups. After a timeout, the next removal deletes
-    // the remaining backups.
+    // One removal can delete about 100,000 backups in this time. After a timeout, the next removal deletes the
+    // remaining backups.
     timeout: Duration::from_hours(1),
 };
 
@@ -55,7 +55,8 @@ const COPIES: Limits = Limits {
     concurrent: 2,
     per_store: 2,
     per_namespace: 2,
-    // The plan computes the pause between two attempts, because it also applies to the next process.
+    // The worker adds no pause after a failure. The plan computes the pause from the status, so that the pause also
+    // applies after a restart of the operator.
     max_backoff_seconds: 0,
     record_timeout: RECORD_TIMEOUT,
     timeout: Duration::from_hours(48),
@@ -123,7 +124,8 @@ impl Settings {
                 .map_or(of_scope, NonZeroUsize::get),
             max_backoff_seconds: TRANSFER_BACKOFF,
             record_timeout: RECORD_TIMEOUT,
-            // The worker sets no timeout for a transfer. The plan cancels the transfer at the deadline of its backup.
+            // A transfer has no timeout in its worker, because the plan cancels the transfer at the deadline of its
+            // backup.
             timeout: Duration::MAX,
         }
     }
@@ -147,8 +149,8 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When a worker ends, the controller reconciles its EtcdBackup, so that the status shows the worker's result at
-    // once.
+    // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
+    // the EtcdBackup, so that the status shows the result at once.
     let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
@@ -203,7 +205,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     });
     let clusters =
         Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
-    // This controller has separate counters, so that the metric of managed objects counts only EtcdBackups.
+    // `for_clusters` counts its objects separately, so that the metric of managed objects contains only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_transfers_unless_configured() {
+    fn tenant_gets_half_of_transfer_slots_unless_configured() {
         let own = Scope::namespace("n");
         assert_eq!(limits(&[], &own), (4, 2, 4));
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());

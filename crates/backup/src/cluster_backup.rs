@@ -25,7 +25,8 @@ pub(crate) struct ClusterBackups {
 impl Reconcile for ClusterBackups {
     type Object = EtcdCluster;
     type Error = apply::Error;
-    // False, because the cluster operator manages EtcdClusters and writes their conditions `Managed` and `Unreadable`.
+    // The backup operator does not manage EtcdClusters: the cluster operator does, and writes their conditions
+    // `Managed` and `Unreadable`.
     const MANAGES: bool = false;
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
@@ -40,7 +41,8 @@ impl Reconcile for ClusterBackups {
             .copied()
             .find(|backup| backup.name_any() == name);
         let mut notices = Vec::new();
-        // The cached EtcdBackup may be stale. Before a write, read the EtcdBackup from the API server and plan again.
+        // The cached EtcdBackup `existing` may be stale. Before a write, the operator reads the EtcdBackup from the API
+        // server, and plans again.
         let action = match plan(&cluster, existing) {
             Action::Apply(_) | Action::Delete(_) => {
                 let live = backups.get_opt(&name).await;

@@ -109,7 +109,8 @@ impl Copying {
             key: format!("{}{}", target.key, backup.suffix),
         };
         let places = (&place(&self.from), &place(&self.to));
-        // A single backup replaces an earlier backup at the same path, as in the first store.
+        // A single backup has no suffix. Its copy replaces an earlier copy at the same path, like the backup in the
+        // first store.
         let expected = (backup.sha256.as_deref(), backup.suffix.is_empty());
         Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
     }
@@ -127,10 +128,11 @@ impl Copying {
         }
         let surplus = self.surplus(newest, older).await?;
         for backup in older {
-            // A copy that the next removal deletes is not made.
+            // An older backup is not copied if the retention rules would delete its copy at once.
             let parts = self.parts(&backup.suffix);
             if parts.is_some_and(|parts| !surplus.contains(&parts)) {
-                // Without a result, retention has deleted the backup from the first store meanwhile.
+                // `None` means that retention has deleted the backup from the first store meanwhile, so the result is
+                // ignored.
                 self.copy(backup, meter, cancelled).await?;
             }
         }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_decryption_key_error_names_required_key_id() {
+    fn error_about_wrong_decryption_key_contains_required_key_id() {
         let other = Key::parse("other", "B".repeat(42).as_bytes());
         assert!(other.is_err());
         let other = Key::parse("other", ("B".repeat(42) + "A=").as_bytes()).unwrap();

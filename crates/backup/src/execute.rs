@@ -198,8 +198,8 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // A transfer for an earlier spec may have ended. Discard its result, because it is not a result for the new
-        // spec.
+        // The plan records the start of a new backup. The result of an earlier transfer is discarded, because it is not
+        // a result of the new backup.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_without_new_fields_is_written_to_older_crd() {
+    async fn status_is_written_again_without_fields_that_older_crd_lacks() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

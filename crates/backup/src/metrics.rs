@@ -105,7 +105,8 @@ struct Attempts {
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    // Earlier releases did not write `status.duration`, but the start and the end of a backup.
+    // Earlier releases wrote no `status.duration`. For their backups, the duration is the time between the start and
+    // the end.
     let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
@@ -438,7 +439,7 @@ mod tests {
             serde_json::from_value(serde_json::json!(created)).unwrap();
         for (last, expected) in [
             ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
-            // The operator accepts times up to one hour in the future.
+            // This time is 59 minutes after `now`. The operator accepts times up to one hour in the future.
             ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
             ("2027-01-01T00:00:00Z", created),
         ] {
@@ -452,7 +453,7 @@ mod tests {
     /// The status keeps the duration of the last backup, so that the metric does not disappear when the next backup
     /// starts.
     #[test]
-    fn duration_metric_keeps_last_backup_while_next_backup_runs() {
+    fn duration_metric_shows_last_backup_while_next_backup_runs() {
         let spec =
             serde_json::json!({ "storageType": "S3", "backupPolicy": { "schedule": "@daily" } });
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn only_active_periodic_backups_count_as_periodic() {
+    fn suspended_or_single_etcdbackup_does_not_count_as_scheduled() {
         let periodic = |policy: serde_json::Value| {
             let spec = serde_json::json!({ "storageType": "S3", "backupPolicy": policy });
             is_scheduled(&EtcdBackup::new("b", serde_json::from_value(spec).unwrap()))

@@ -148,8 +148,8 @@ async fn for_transfer(
     let namespace = backup.namespace().unwrap_or_default();
     let rule = context.endpoints.of(&namespace);
     if let StorageSource::Pvc(pvc) = source {
-        // Only the backup pod can read the volume. The operator reads the Secrets now, to report errors in them before
-        // it creates the pod.
+        // Only the backup pod can read the volume. The operator reads the Secrets before it creates the pod, to report
+        // errors in the Secrets early.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         site::encryption_key(&context.client, backup).await?;
@@ -285,11 +285,15 @@ mod tests {
                       "backupPolicy": { "schedule": "@daily" } },
         });
         let mut backup: EtcdBackup = serde_json::from_value(object).unwrap();
+        let others = |all: &Cache<EtcdBackup>, backup: &EtcdBackup| {
+            others(all, backup, &site::source_of(backup).unwrap())
+        };
         let trouble = others(&cache(&["a", "b"]), &backup).unwrap_err();
         assert_eq!(trouble.reason, Reason::StepFailed);
         assert!(trouble.message.contains("watchNamespaces"), "{trouble:?}");
         assert_eq!(others(&cache(&[]), &backup), Ok(BTreeSet::new()));
-        // The deletion of the EtcdBackup removes only its own backups, so it needs no complete list of namespaces.
+        // `others` needs no complete list of namespaces for an EtcdBackup that is being deleted, because the deletion
+        // removes only backups of this EtcdBackup.
         backup.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         assert_eq!(others(&cache(&["a", "b"]), &backup), Ok(BTreeSet::new()));
     }

@@ -165,7 +165,8 @@ impl Plan {
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let recording = recording::plan(backup, &snapshot.recording, now);
     if recording::delays_deletion(backup, &snapshot.recording) {
-        // The agent would write further objects after the removal of all objects.
+        // The deletion of the EtcdBackup waits until the agent has ended. Otherwise the agent would write further
+        // objects after all objects are removed.
         let wait = Plan::new(Action::Nothing, Verdict::Unchanged, recording.requeue);
         return Plan { recording, ..wait };
     }
@@ -215,8 +216,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);
-    // The finalizer is added just before the first backup is stored. An EtcdBackup without stored backups has no
-    // finalizer, because it would block the deletion of its namespace after the operator is uninstalled.
+    // Without `spec.continuous`, the finalizer is added just before the first backup is stored, and not earlier: after
+    // the operator is uninstalled, a finalizer would block the deletion of the namespace.
     let stores =
         next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
@@ -225,8 +226,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     if active || next.job.is_some() {
         return next;
     }
-    // If an earlier operator process left a backup pod, delete the pod. Otherwise the pod could store its backup after
-    // the status has reported the end of the attempt.
+    // The job `left` deletes a backup pod that an earlier operator process has left. Otherwise this pod could store its
+    // backup after the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -251,8 +252,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let Some(begun) = intent(backup) else {
         if active {
-            // Invariant 10: the running transfer belongs to an earlier spec. Cancel it, and record the start for the
-            // new spec before a new transfer begins.
+            // Invariant 10: the running transfer belongs to an earlier spec, so it is canceled. The new transfer begins
+            // only after the start of its backup is recorded.
             return Plan::new(
                 Action::AbandonTransfer,
                 Verdict::Unchanged,
@@ -270,8 +271,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // Wait until the canceled transfer has ended, and read the store afterwards, because the transfer may have
-        // stored its whole backup.
+        // The backup fails only after the canceled transfer has ended and the store was read again, because the
+        // transfer may have stored the whole backup.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
@@ -279,7 +280,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // Reconcile the EtcdBackup at its deadline at the latest.
+    // The next reconcile starts at the deadline of the backup at the latest.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }

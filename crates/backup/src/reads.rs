@@ -189,7 +189,7 @@ mod tests {
         };
         most(6).await;
         assert_eq!(counting.most.load(Ordering::SeqCst), 4);
-        // One namespace uses at most half of the slots.
+        // The listings of one namespace use at most half of the four slots.
         most(1).await;
         assert_eq!(counting.most.load(Ordering::SeqCst), 2);
     }

@@ -53,7 +53,8 @@ impl Reconcile for ReconcileContext {
             let written = report(&self.execute, &backup, &plan, status(&backup, &plan, now));
             done = in_stage("status", written).await;
             if done.is_ok() {
-                // Invariant 10: the status counts the attempts that start now.
+                // Invariant 10: the copies start only after the status is written, because the status counts their
+                // attempts.
                 start_copies(&self.execute, &backup, &plan, stores);
             }
         }

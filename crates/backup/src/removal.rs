@@ -88,10 +88,11 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // The path in the spec has changed, and no backup at the new path exists yet. Remove nothing.
+            // The newest backup is not at the path in the spec, because the path has changed and no backup at the new
+            // path exists yet. Nothing is removed.
             return Ok(RemovalResult::default());
         };
-        // Invariant 9: remove backups only if the store contains the complete newest backup and its manifest.
+        // Invariant 9: backups are removed only if the store contains the complete newest backup and its manifest.
         if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,
@@ -106,7 +107,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // Delete manifests that an interrupted removal has left.
+        // An interrupted removal may have left manifests without backups, which are deleted here.
         let older = listing
             .orphans
             .iter()
@@ -174,14 +175,16 @@ impl Removal {
         keys.extend(listing.orphans.iter().map(|found| backup_of(&found.key)));
         let mut removable = Vec::new();
         for key in keys {
-            // Another EtcdBackup may write to the same path. The manifest of each backup names its owner.
+            // Another EtcdBackup may write to the same path, so the owner in the manifest decides whether this backup
+            // is removed.
             let manifest = manifest_of(self.store.as_ref(), &key).await?;
             if self.is_removable(manifest.as_ref()) {
                 removable.push(key);
             }
         }
         self.delete(removable.iter().map(String::as_str)).await?;
-        // The plan removes everything only after the agent has ended.
+        // The records of the agent are removed too. No agent writes new records, because the plan starts this removal
+        // only after the agent has ended.
         let prefix = recording::prefix(&self.path, &self.uid);
         let removed = continuous::remove_all(self.store.as_ref(), &prefix).await;
         removed.map_err(|error| match error {
@@ -198,7 +201,7 @@ impl Removal {
     async fn listing(&self) -> Result<Listing, Trouble> {
         let listed = self.store.list(&name::prefix(&self.path)).await;
         let objects = listed.map_err(|error| in_store(&error))?;
-        // Invariant 13: ignore objects whose complete name does not match the pattern of this path.
+        // Invariant 13: `read` ignores objects whose complete name does not match the pattern of this path.
         Ok(read(
             &self.path,
             objects.iter().map(|object| object.key.as_str()),
@@ -217,8 +220,8 @@ impl Removal {
         let manifest = manifest_key(&key);
         let is_sole_owner =
             matches!(&self.scope, RemovalScope::Surplus { others, .. } if others.is_empty());
-        // Invariant 13: another EtcdBackup may have overwritten this object since the listing, so read the manifest
-        // again.
+        // Invariant 13: another EtcdBackup may have overwritten this object since the listing, so the owner in the
+        // manifest is checked again.
         if !is_sole_owner {
             let current = manifest_of(self.store.as_ref(), &key).await?;
             if !self.is_removable(current.as_ref()) {

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn etcdbackup_keeps_manifest_fields_and_gets_job_name() {
+    fn etcdbackup_from_manifest_keeps_fields_and_gets_job_name() {
         let text = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\n\
                     metadata: {generateName: nightly-, labels: {a: b}}\nspec: {storageType: S3, later: 1}\n";
         let object = read_text(text).unwrap();

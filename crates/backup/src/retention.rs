@@ -155,10 +155,10 @@ pub fn surplus<'a>(
     };
     let mut surplus: Vec<&Found> = known
         .into_iter()
-        // The backup `verified` is always kept.
+        // `verified`, the newest complete backup, is always kept.
         .filter(|found| found.parts < verified)
         .filter(|found| !kept.contains(&found.parts) || too_old(found))
-        // Invariant 31: the newest verified backup is always kept.
+        // Invariant 31: the newest backup that a verification has restored is always kept.
         .filter(|found| rules.verified != Some(found.parts))
         .collect();
     surplus.reverse();

@@ -24,7 +24,7 @@ const LISTED: usize = 10;
 /// Computes the complete status after this reconcile.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
     let mut status = backup.status.clone().unwrap_or_default();
-    // Kubernetes stores these times in whole seconds.
+    // The time is rounded down, because Kubernetes stores the times in the status in whole seconds.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
     match plan.action {
         Action::RecordIntent => {
@@ -65,8 +65,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
             status.reason = None;
-            // The deadline depends on the size of the database. Keep the last known size until this attempt reports
-            // the size.
+            // Until this attempt reports the size of the database, the status keeps the last known size, because the
+            // deadline depends on the size.
             let known = status
                 .progress
                 .as_ref()
@@ -140,7 +140,8 @@ fn readiness(
     };
     let periodic = backup.spec.is_periodic();
     if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
-        // A periodic EtcdBackup retries with its next backup. A rejected spec needs a correction by a user.
+        // A periodic EtcdBackup is not stalled after a failed backup, because its next backup is a retry. With a
+        // rejected spec, it is stalled until a user corrects the spec.
         let retries = periodic && !matches!(verdict, Verdict::Refused(_));
         let readiness = if retries {
             Readiness::Reconciling
@@ -168,8 +169,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // `Progressing` reports whether a backup runs, is queued or is scheduled. Its reason is `AsDesired` directly
-        // after a backup, and `Complete` then describes the state better.
+        // `Progressing` reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
+        // is `AsDesired`, and the message of `Complete` is reported instead.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -224,7 +225,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // Without retention rules, no removal writes `status.backups`, so add the new backup here.
+        // Without retention rules, no removal writes `status.backups`, so the new backup is added here.
         let newest = newest(status);
         status
             .backups
@@ -420,7 +421,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     ));
     notices.extend(copies::notices(backup, &plan.copies));
     if plan.recording.verdict != RecordingVerdict::Unchanged {
-        // The time does not appear in an Event.
+        // The notices do not contain the time, so any time can be used here.
         let after = status(backup, plan, Timestamp::UNIX_EPOCH);
         notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
     }

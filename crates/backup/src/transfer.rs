@@ -110,7 +110,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, window, meter, cancelled).await {
-                // Try the next member, because it may be able to send its snapshot.
+                // If this member is unreachable, the next member is tried, because it may be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -125,7 +125,7 @@ impl Transfer {
     /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // Ignore an error: without a quorum, etcd returns no member list, but a member can still send its snapshot.
+        // An error is ignored: without a quorum, etcd returns no member list, but a member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         // Invariant 28: a hostile etcd may list members of other clusters, so `limits` restricts the URLs.
@@ -184,8 +184,8 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // Continue after a failure. Without permission to list objects, unfinished uploads stay until a lifecycle rule
-        // of the bucket deletes them.
+        // The transfer continues after a failure here, for example if the operator may not list objects. Unfinished
+        // uploads then stay until a lifecycle rule of the bucket deletes them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -208,8 +208,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // Send all slow requests before the commit, because another writer could replace the object between the commit
-        // and the manifest.
+        // These requests may be slow, so they are sent before the commit. The time between the commit and the manifest
+        // must be short, because another writer could replace the object in this time.
         let reads = async {
             tokio::join!(
                 self.key_facts(member, &inspected),
@@ -222,7 +222,8 @@ impl Transfer {
         };
         let previous = previous?;
         fail::fail_point!("backup-before-commit");
-        // Invariant 12: `copy` has verified the checksum from etcd. Now the store must acknowledge the whole object.
+        // Invariant 12: `copy` has verified the checksum from etcd. At the commit, the store must acknowledge the whole
+        // object.
         let committed = cancelable(cancelled, upload.commit()).await?;
         if committed.size != packed.size {
             return Err(Trouble::new(
@@ -260,7 +261,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // Without permission to list objects, S3 answers "access denied" for a missing object.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object. The name then
+                // counts as free.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -280,7 +282,7 @@ impl Transfer {
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: keep uploads to other paths with the same prefix.
+            // Invariant 13: uploads to other paths that begin with the same prefix are kept.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {

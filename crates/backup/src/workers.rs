@@ -267,14 +267,15 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is deleted.
+                // The EtcdBackup was deleted. After the cancellation, the task discards its upload, and then the entry
+                // of the EtcdBackup is removed.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
             }
             let _ = workers.changes.send(owner.clone());
         };
-        // The log lines of the task contain the ID of the reconcile that started it.
+        // `in_background` adds the ID of the reconcile that started the task to the log lines of the task.
         self.tasks.spawn(in_background(task));
     }
 
@@ -285,7 +286,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
-        // The slot is released when this function returns.
+        // The slot is released at the end of this function.
         let acquire = self.slots.acquire(place);
         tokio::pin!(acquire);
         let at_once = acquire.as_mut().now_or_never();
@@ -295,7 +296,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         } else {
             tokio::select! {
                 slot = &mut acquire => slot,
-                // A canceled task continues without a slot, because it must clean up its upload.
+                // A canceled task continues without a slot, because it must discard its upload.
                 () = cancelled.cancelled() => None,
             }
         };
@@ -312,7 +313,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // Catch a panic, because the task would otherwise stay in the state Running.
+        // A panic is caught, because the task would otherwise stay in the state `Running`.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
@@ -342,7 +343,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
     ) -> Result<(), Trouble> {
         tokio::select! {
             () = start.notified() => Ok(()),
-            // A canceled task continues without a recorded attempt, because it must clean up its upload.
+            // A canceled task continues although its attempt is not recorded, because it must discard its upload.
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,

@@ -175,7 +175,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Reset the peak memory use of this process.
+    // This write resets the peak memory use (`VmHWM`) of the process.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (began, taken, before) = (Instant::now(), processor(), memory("VmRSS"));
     let (taken_by_all, read) = (processor_of_all(), read_by_all());
@@ -214,8 +214,8 @@ async fn benchmark_compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // By default, etcd keeps at least 5,000 recent writes in memory. With values of 1 MiB, these would
-                // leave too little memory for the page cache.
+                // By default, etcd keeps at least 5,000 recent writes in memory. With values of 1 MiB, these writes
+                // would leave too little memory for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

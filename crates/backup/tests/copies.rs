@@ -112,7 +112,7 @@ fn objects() -> Vec<(Bytes, BackupManifest)> {
         stored_size: Some(i64::try_from(compressed.len()).unwrap()),
         ..plain.clone()
     };
-    // The operator copies an encrypted object without its key.
+    // `encrypted` is no valid ciphertext: the operator copies an encrypted object unchanged, and needs no key.
     let encrypted = content(7_000_001);
     let key = EncryptionKey {
         name: "2026".to_owned(),
@@ -138,7 +138,7 @@ async fn copies_are_equal(from: Arc<dyn Store>, to: Arc<dyn Store>) {
     for (object, manifest) in objects() {
         let (source, target) = (format!("{FIRST}{NEWEST}"), format!("{COPY}{NEWEST}"));
         put(from.as_ref(), &source, &object, &manifest).await;
-        // Another backup at this key would not be replaced.
+        // The copy of the previous iteration is deleted, because the next copy would not replace it.
         to.delete(&target).await.unwrap();
         to.delete(&manifest_key(&target)).await.unwrap();
         let mut task = copying(&from, &to, &[NEWEST]);
@@ -157,11 +157,11 @@ async fn copies_are_equal(from: Arc<dyn Store>, to: Arc<dyn Store>) {
             ..manifest.clone()
         };
         assert_eq!(without_tag(&copy), without_tag(&manifest));
-        // A complete copy is not written again.
+        // The second run finds a complete copy, and does not write the object again.
         let again = run(&task).await.unwrap();
         assert_eq!(again.stored, stored);
         assert_eq!(to.head(&target).await.unwrap().unwrap().tag, tag);
-        // A copy without a manifest is incomplete.
+        // A copy without a manifest is incomplete, so the third run writes it again.
         to.delete(&manifest_key(&target)).await.unwrap();
         assert_eq!(run(&task).await.unwrap().stored.sha256, manifest.sha256);
         assert_eq!(to.unfinished("").await.unwrap(), []);
@@ -214,7 +214,7 @@ async fn invariant_12_damaged_or_replaced_backup_is_not_copied() {
         assert_eq!(trouble.reason, Reason::ChecksumMismatch, "{trouble:?}");
         assert_eq!(keys(to.as_ref()).await, Vec::<String>::new());
         assert_eq!(s3.unfinished("second"), Vec::<std::path::PathBuf>::new());
-        // The status of the EtcdBackup records another SHA-256.
+        // The status of the EtcdBackup records another SHA-256 than the manifest in the first store.
         put(from.as_ref(), &source, &object, &manifest).await;
         let mut task = copying(&from, &to, &[NEWEST]);
         task.job.backups[0].sha256 = Some("ab".to_owned());
@@ -222,7 +222,7 @@ async fn invariant_12_damaged_or_replaced_backup_is_not_copied() {
         assert!(trouble.message.contains("was replaced"), "{trouble:?}");
         assert_eq!(keys(to.as_ref()).await, Vec::<String>::new());
     }
-    // The newest backup was deleted from the first store.
+    // The first store no longer contains the newest backup.
     from.delete(&source).await.unwrap();
     let trouble = run(&copying(&from, &to, &[NEWEST])).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::BackupMissing);
@@ -253,7 +253,7 @@ async fn failed_request_leaves_no_complete_copy() {
         assert_eq!(trouble.reason, Reason::StoreUnreachable, "{call:?}");
         let manifest = manifest_key(&format!("{COPY}{NEWEST}"));
         assert_eq!(inner.head(&manifest).await.unwrap(), None, "{call:?}");
-        // The retry needs no new snapshot.
+        // The retry copies the stored backup, and needs no new snapshot.
         let copied = run(&task).await.unwrap();
         assert_eq!(copied.problem, None, "{call:?}");
         assert!(inner.head(&manifest).await.unwrap().is_some());
@@ -312,7 +312,7 @@ async fn older_backups_are_copied_after_an_outage() {
 }
 
 #[tokio::test]
-async fn copy_has_its_own_retention() {
+async fn retention_of_copy_does_not_affect_first_store() {
     let ((_first, from), (_second, to)) = (local(), local());
     put_series(from.as_ref()).await;
     let mut task = copying(&from, &to, &SERIES[2..]);
@@ -326,7 +326,7 @@ async fn copy_has_its_own_retention() {
     left.push(sibling.to_owned());
     left.sort();
     assert_eq!(keys(to.as_ref()).await, left);
-    // The first store keeps all backups.
+    // The retention of the copy deletes nothing in the first store.
     assert_eq!(keys(from.as_ref()).await.len(), 2 * SERIES.len());
 }
 

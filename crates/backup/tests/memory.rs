@@ -53,7 +53,7 @@ async fn backup_memory_does_not_depend_on_database_size() {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Reset the peak memory use of this process.
+    // This write resets the peak memory use (`VmHWM`) of the process.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let began = std::time::Instant::now();

@@ -194,7 +194,7 @@ async fn invariant_9_retention_waits_while_newest_backup_is_incomplete() {
         put(store.as_ref(), &key(hours), UID).await;
     }
     let all = keys(store.as_ref()).await;
-    // The newest backup is missing, has no manifest, or has other content.
+    // In the three cases, the newest backup is missing, has no manifest, or has other content.
     for damage in 0..3 {
         match damage {
             0 => store.delete(&key(0)).await.unwrap(),
@@ -238,7 +238,7 @@ async fn next_removal_completes_interrupted_removal() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // A crash between the two deletions of a backup leaves its manifest.
+            // The manifest of `key(9)` has no backup, as after a crash between the two deletions of a backup.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -251,7 +251,7 @@ async fn next_removal_completes_interrupted_removal() {
                     "{call:?} {between:?}"
                 );
             }
-            // Every remaining backup has a manifest.
+            // Every backup that remains has a manifest.
             for hours in 2..4 {
                 let half =
                     between.contains(&key(hours)) && !between.contains(&manifest_key(&key(hours)));
@@ -348,7 +348,8 @@ async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     for hours in [2, 24, 48] {
         put(store.as_ref(), &key(hours), "uid-2").await;
     }
-    // The rules apply to backups of a deleted EtcdBackup and of coreos/etcd-operator.
+    // The retention rules also apply to backups of a deleted EtcdBackup (`uid-0`), and to backups of
+    // coreos/etcd-operator, which have no manifest.
     put(store.as_ref(), &key(6), "uid-0").await;
     store
         .put(&key(7), Bytes::from_static(b"old"))
@@ -367,7 +368,7 @@ async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     assert_eq!(locations, expected);
     let left = with_manifests([0, 1, 2, 3, 24, 48].map(key));
     assert_eq!(keys(store.as_ref()).await, left);
-    // The other EtcdBackup was deleted, so the rules apply to its backups.
+    // The EtcdBackup `uid-2` was deleted, so the retention rules apply to its backups too.
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 3);
     assert_eq!(
         keys(store.as_ref()).await,
@@ -427,7 +428,8 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
     }
     let all = keys(store.as_ref()).await;
     let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
-    // The names of backups contain their times, so with a wrong clock other backups seem to be the newest.
+    // Names of backups contain times, so with a wrong clock an old backup can seem to be the newest. Therefore the
+    // rules that count backups delete nothing either.
     let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
     let by_day = pending(
         store.as_ref(),
@@ -449,7 +451,7 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
                 assert!(trouble.message.contains(part), "{trouble:?}");
             }
             assert_eq!(notices(backup, &plan)[0].reason, "RemovalFailed");
-            // The message contains no current time, so it does not change in every reconcile.
+            // The message contains only the times of the first report, so later reconciles do not change the status.
             let mut reported = backup.clone();
             reported.status = Some(status(backup, &plan, operator));
             let (again, later) = planned(
@@ -459,7 +461,7 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the clocks differ by less than an hour, the earlier time is used.
+    // If the clocks differ by less than an hour, the ages are computed from the earlier time.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

@@ -79,10 +79,10 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // A directory has no tags.
+    // Objects in a directory (`file://`) have no tags, but objects in all other stores do.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
-    // Retention keeps the newest backup. It ignores the object of the other path `deep/etcd_v2`.
+    // Retention keeps the newest backup, and ignores the object of the other path `deep/etcd_v2`.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
     store.put(sibling, "other".into()).await.unwrap();
     let policy = BackupPolicy {
@@ -114,7 +114,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // Another writer replaces the object of the backup with an object of the same size.
+    // In a store with tags, another writer replaces the object of the backup with an object of the same size.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();

@@ -277,7 +277,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
-    // A store without tags does not show that an object was replaced, so the transfer reads the whole object.
+    // Without tags, the store does not show that an object was replaced, so the transfer reads the whole object again.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -297,7 +297,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The object is from the other writer, so the manifest of this transfer must be deleted.
+            // The object is from the other writer, so the transfer must delete the manifest that it has written.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
@@ -325,7 +325,7 @@ async fn canceled_transfer_still_writes_manifest_after_commit() {
     );
     run(&ours, &store).await.unwrap();
     assert!(store.cancelled.is_cancelled());
-    // `deletionPolicy: Delete` needs the manifest to find the backup.
+    // The manifest is written, because a deletion with `deletionPolicy: Delete` finds the backup only by its manifest.
     let (_, manifest) = pair(&store, KEY).await;
     assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
 }
@@ -409,7 +409,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // A replaced object is not adopted either.
+        // An object that is replaced during the read of `earlier_attempt` is not adopted either.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(
@@ -478,7 +478,7 @@ async fn overwritten_backup_object_is_not_adopted() {
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
         if !has_tags && !verify_content {
-            // In a directory, only a read of the whole object shows that it was replaced.
+            // Without tags, only a read of the whole object (`verify_content`) shows that the object was replaced.
             assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }

@@ -136,7 +136,7 @@ impl<'a> Agent<'a> {
         tokio::select! {
             ended = &mut record => return ended,
             () = &mut stop => {}
-            // These two never complete.
+            // `probe` and `retention` never complete.
             () = &mut probe => {}
             () = &mut retention => {}
         }
@@ -220,7 +220,8 @@ impl<'a> Agent<'a> {
     /// The newest stored chain. `None` if there is no chain that can be continued.
     async fn stored(&self) -> Result<Option<Begun>, AgentError> {
         let prefix = &self.settings.prefix;
-        // The revision does not show which base is the newest: a restored cluster can have an earlier revision.
+        // The newest base has the latest creation time, and not always the highest revision, because a restored
+        // cluster can have a lower revision.
         let mut newest: Option<StoredBase> = None;
         for name in bases(self.store, prefix).await? {
             let base = match read_base(self.store, prefix, name).await {
@@ -325,7 +326,7 @@ impl<'a> Agent<'a> {
             let ended = Box::pin(capture.run(&member, stop)).await;
             match taken {
                 Some(Ok(base)) => {
-                    // This chain must end at the revision of the next base.
+                    // The current chain ends at the revision of `base`, where the next chain starts.
                     capture.end_at(base.base.revision);
                     next = Some(self.chain_of(base));
                 }
@@ -418,7 +419,7 @@ async fn keep_tidy(store: &dyn Store, settings: Settings, begins: Arc<Notify>, m
 }
 
 async fn until_stopped(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender was dropped, which also stops the agent.
+    // An error of `wait_for` means that the sender was dropped, which also stops the agent.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listing_that_is_too_long_is_excessive() {
+    fn chain_is_excessive_only_if_its_listing_is_too_long() {
         let excessive = store::Error::Excessive {
             endpoint: String::new(),
             problem: String::new(),

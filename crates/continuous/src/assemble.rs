@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_transaction_is_limited() {
+    fn transaction_above_memory_limit_causes_gap() {
         let mut assembler = Assembler::new(CLUSTER, 4);
         let value = Value {
             content: Bytes::from(vec![0; 1 << 20]),

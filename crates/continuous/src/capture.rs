@@ -252,7 +252,7 @@ impl<'a> Capture<'a> {
 
     async fn record(&mut self, member: &str, transaction: Transaction) -> Result<(), CaptureError> {
         for id in self.recorder.unknown_leases(&transaction) {
-            // Without an answer from etcd, the lease is recorded without a TTL, because an error here would lose the
+            // If etcd does not answer, the lease is recorded without a TTL, because an error here would lose the
             // transaction.
             let request = Box::pin(self.client.lease(member, id));
             let found = self.outbox.drive_during(request).await.ok();
@@ -271,8 +271,8 @@ impl<'a> Capture<'a> {
         if revision == self.hashed {
             return Ok(());
         }
-        // A failure does not end the capture, because a later hash also covers this revision. For example, etcd sends
-        // the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
+        // The capture continues if `hash` fails, because a later hash also covers this revision. For example, etcd
+        // sends the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
         // `watchable_store_txn.go`).
         let request = self.client.hash(member, revision);
         let hash = self.outbox.drive_during(request).await;

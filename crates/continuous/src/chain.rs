@@ -228,7 +228,8 @@ impl Walk {
             .filter_map(|index| names.get(index).copied())
             .collect();
         let known: HashSet<ShortDigest> = names.iter().map(|name| name.digest).collect();
-        // Of consecutive segments, only the first is reported.
+        // `roots` contains only the first of several consecutive segments, because the other segments are unreached
+        // for the same reason.
         let mut roots: Vec<SegmentName> = unreached
             .iter()
             .copied()

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_snapshots_are_recognized() {
+    fn only_names_of_snapshots_are_recognized() {
         assert!(is_snapshot(&snapshot_name(1_764_000_000_000_000)));
         for other in [
             "1.snapshot",

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn segments_are_stored_in_order_after_failures() {
+    async fn segments_are_stored_in_order_after_store_failure() {
         let directory = tempfile::tempdir().unwrap();
         let local = LocalStore::new(directory.path());
         write_base(&local, "p/", &base()).await.unwrap();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn full_memory_spools_to_the_directory_up_to_its_limit() {
+    async fn segments_are_spooled_to_directory_up_to_its_limit_if_memory_is_full() {
         let directory = tempfile::tempdir().unwrap();
         let local = LocalStore::new(directory.path().join("store"));
         let spool = Spool {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn without_directory_the_memory_is_the_limit() {
+    fn outbox_without_directory_is_full_at_memory_limit() {
         let local = LocalStore::new("/nonexistent");
         let segments = chain(&base(), 1, 2, 0);
         let mut outbox = Outbox::new(&local, "p/", base().name);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_cannot_be_written_is_reported_as_full() {
+    fn outbox_is_full_if_spool_directory_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "x").unwrap();

@@ -134,7 +134,8 @@ impl Monitor {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change of the state is complete before the next statement that can panic.
+        // A poisoned lock is safe to use, because each change of the state is complete before a statement that can
+        // panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +143,7 @@ impl Monitor {
     pub(crate) fn begin(&self, base: &StoredBase, last: (i64, i64), stored: (u64, u64)) {
         let mut state = self.state();
         let base = &base.base;
-        // A request for the revision of another cluster must not count for this chain.
+        // The last requested revision is dropped if it belongs to another cluster than this chain.
         if state.cluster_id != Some(base.cluster_id) {
             state.probe = None;
             state.progress.etcd_revision = None;
@@ -184,8 +185,8 @@ impl Monitor {
         }
         let newest = state.progress.etcd_revision.unwrap_or_default();
         state.progress.etcd_revision = Some(newest.max(revision));
-        // The last request is open until its revision is in the store. Otherwise each request would replace the last
-        // one, and the time would never advance in a cluster with permanent writes.
+        // `probe` keeps an older request until the revision in its response is in the store. If each request replaced
+        // it, the complete time would never advance in a cluster with permanent writes.
         if state.probe.is_none() {
             state.probe = Some((time, revision));
         }
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_time_advances_only_when_the_revision_is_stored() {
+    fn complete_time_advances_only_after_requested_revision_is_stored() {
         let monitor = begun();
         monitor.probed(CLUSTER, BASE_REVISION, 2_000);
         assert_eq!(monitor.read().complete_time, Some(2_000));
@@ -238,7 +239,7 @@ mod tests {
         monitor.stored((BASE_REVISION + 2, 3_100), 10);
         assert_eq!(monitor.read().complete_time, Some(2_000));
         monitor.stored((BASE_REVISION + 4, 3_200), 10);
-        // The revision at 4,000 is not stored yet.
+        // The revision of the request at 4,000 is not stored yet.
         assert_eq!(monitor.read().complete_time, Some(3_000));
         let progress = monitor.read();
         assert_eq!(progress.etcd_revision, Some(BASE_REVISION + 5));
@@ -252,7 +253,8 @@ mod tests {
         let monitor = begun();
         monitor.probed(ClusterId(8), 1, 2_000);
         assert_eq!(monitor.read().complete_time, None);
-        // After a restore, the cluster has another ID and a lower revision.
+        // The chain of a restored cluster begins, which has another ID and a lower revision. The request to the old
+        // cluster must not count for it.
         monitor.probed(CLUSTER, BASE_REVISION + 1, 2_000);
         monitor.begin(&base_of(8, 5), (5, 2_500), (0, 0));
         assert_eq!(monitor.read().complete_time, None);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn problem_ends_when_all_changes_are_stored() {
+    fn problem_is_truncated_and_ends_when_all_changes_are_stored() {
         let monitor = begun();
         monitor.fails(&"x".repeat(1_000));
         assert_eq!(monitor.read().problem.unwrap().len(), MAX_PROBLEM);

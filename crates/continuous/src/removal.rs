@@ -31,7 +31,7 @@ pub(crate) async fn remove_base(
     let mut keys: Vec<String> = segments
         .map(|name| segment_key(prefix, base, *name))
         .collect();
-    // The object of a base could name any object of the bucket.
+    // Only snapshots of this backup are deleted, because a forged `base.json` could name any object of the bucket.
     let directory = format!("{prefix}{SNAPSHOTS}");
     let is_own = |key: &&str| key.strip_prefix(&directory).is_some_and(is_snapshot);
     keys.extend(snapshot.filter(is_own).map(str::to_owned));

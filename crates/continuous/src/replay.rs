@@ -229,7 +229,7 @@ impl Replay<'_> {
             Record::LeaseEnd(end) => self.lease_end(end).await,
             Record::Hash(hash) => self.compare(hash).await,
             Record::Gap(gap) => match self.options.until {
-                // The replay ends at the last recorded change, which is before the gap.
+                // With `Until::Latest`, the replay ends without an error at the last change before the gap.
                 Until::Latest => Ok(()),
                 Until::Revision(revision) if revision <= gap.after => Ok(()),
                 Until::Time(time) if time < gap.observed => Ok(()),
@@ -286,7 +286,7 @@ impl Replay<'_> {
         let revision = self.report.revision;
         let is_free = self.target.revoke(end.id).await.map_err(at(revision))?;
         if !is_free {
-            // The lease has keys, because its ID was granted again after the recorded end. The lease stays.
+            // The lease stays and is counted, because it has keys: its ID was granted again after the recorded end.
             self.report.leases_kept += 1;
         }
         Ok(())

@@ -90,7 +90,7 @@ pub(crate) async fn tidy(
         match read_base(store, prefix, name).await {
             Ok(base) => stored.push(base),
             Err(error @ ReadError::Store { .. }) => return Err(error),
-            // A base that cannot be read is never deleted, because its time is not known.
+            // A base that cannot be parsed is never deleted, because its time is unknown.
             Err(error) => tracing::warn!(%error, %name, "a base cannot be read"),
         }
     }
@@ -139,19 +139,19 @@ mod tests {
     const HOUR: Duration = Duration::from_hours(1);
 
     #[test]
-    fn invariant_37_base_before_the_window_stays() {
+    fn invariant_37_last_base_before_retention_window_is_kept() {
         let hours = |hours: &[i64]| -> Vec<i64> {
             hours.iter().map(|hour| hour * 3_600 * MICROS).collect()
         };
         for (created, window, expected) in [
             (hours(&[]), 1, 0),
             (hours(&[0]), 1, 0),
-            // The base of hour 0 is necessary for the times between hour 1 and hour 2.
+            // The base of hour 0 is needed for the times between hour 1 and hour 2.
             (hours(&[0, 2]), 1, 0),
             (hours(&[0, 1, 2]), 1, 1),
             (hours(&[0, 1, 2]), 2, 0),
             (hours(&[0, 1, 2]), 0, 2),
-            // A wrong clock deletes at most two bases.
+            // A base with a wrong time, here hour 9,000, causes the deletion of at most two bases.
             (hours(&[0, 1, 2, 3, 4, 9_000]), 24, 2),
         ] {
             let found = surplus(&created, HOUR * window);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tidy_reports_the_store_and_deletes_nothing_with_a_wrong_clock() {
+    async fn tidy_reports_stored_bases_and_deletes_nothing_if_clocks_disagree() {
         let directory = tempfile::tempdir().unwrap();
         let store = LocalStore::new(directory.path());
         let first = store_base(&store, 7, 10, 0).await;
@@ -220,7 +220,7 @@ mod tests {
         store_chain(&store, &second, 3).await;
         store_base(&store, 7, 23, 2).await;
         let monitor = Monitor::default();
-        // The files are written now, and the bases claim another time.
+        // The files are written now, but the bases contain other times, so the clocks disagree.
         tidy(&store, PREFIX, Duration::ZERO, 0, &monitor)
             .await
             .unwrap();
@@ -247,7 +247,7 @@ mod tests {
             .unwrap();
         assert_eq!(bases(&store, PREFIX).await.unwrap(), [second.name]);
         assert_eq!(chain(&store, PREFIX, second.name).await.unwrap().last, 16);
-        // Three foreign objects, and base, segment and snapshot of the second base.
+        // Six objects remain: three foreign objects, and the base, the segment and the snapshot of `second`.
         assert_eq!(store.list("").await.unwrap().len(), 6);
         assert_eq!(remove_all(&store, PREFIX).await.unwrap(), 1);
         assert_eq!(store.list("").await.unwrap().len(), 3);

@@ -55,7 +55,8 @@ pub async fn take_base(
     let sent = match send(snapshot.chunks, upload.as_mut()).await {
         Ok(sent) => sent,
         Err(error) => {
-            // The first error is the cause. If the abort fails too, the store removes the upload later.
+            // The caller gets the error of `send`, because it is the cause. If `abort` fails too, the store removes
+            // the upload later.
             let _ = upload.abort().await;
             return Err(error);
         }

@@ -43,7 +43,7 @@ pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // A status with a source error comes from the client library. A status from etcd has no source error.
+            // If the status has a source error, the client library created the status, and etcd sent none.
             if let Some(cause) = status.source() {
                 if is_too_long(cause) {
                     let limit = MAX_ANSWER >> 10;
@@ -100,14 +100,15 @@ fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
 
 fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // These texts mean that the peer closed the connection. They are not TLS errors, although they contain some of
-    // `TLS_WORDS`.
+    // `CLOSED` lists texts of errors after the peer closed the connection. These errors are not TLS errors, although
+    // their texts contain some of `TLS_WORDS`.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
     let text = chain(cause);
     let full = format!("{endpoint}: {text}");
     let closed = CLOSED.iter().any(|word| text.contains(word));
     if !closed && TLS_WORDS.iter().any(|word| text.contains(word)) {
-        // If the TLS handshake fails, etcd has not read the request. With TLS 1.3, the client may already have sent it.
+        // If the TLS handshake fails, etcd has not read the request. With TLS 1.3, the client may already have sent
+        // it.
         Error::Tls(full)
     } else if is_unsent(cause) {
         Error::Unreachable(full)
@@ -131,8 +132,8 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // etcd computes a member ID from the peer URLs and the current second. The same ID therefore means that a member
-    // with the same URLs was added within this second.
+    // etcd computes a member ID from the peer URLs and the current second. "member ID already exist" therefore also
+    // means that the peer URLs exist: another member with them was added in the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }

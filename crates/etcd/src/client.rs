@@ -72,7 +72,7 @@ impl EtcdClient {
     }
 
     fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
-        // A poisoned lock is safe to use, because no operation under the lock leaves the map inconsistent.
+        // A poisoned lock is safe to use, because every operation under the lock keeps the map consistent.
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

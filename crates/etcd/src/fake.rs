@@ -216,7 +216,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // etcd includes the new voter in the quorum. The new voter is not started yet, so it counts as not connected.
+        // As in etcd, the quorum includes the new voter, which has not started yet.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(

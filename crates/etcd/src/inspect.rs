@@ -310,7 +310,8 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // bbolt stores a small bucket inside the root page, so this bucket has no page of its own.
+            // If the bucket has no page of its own, bbolt has stored it inside the root page, so its revision is in
+            // `buckets`.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

@@ -345,7 +345,8 @@ impl Session {
             });
             return into_result(self.record(login, header));
         }
-        // No member has issued a token. The client sends the call with the existing token, or without a token.
+        // No member has issued a token. The caller sends its call with the current token, or without a token if the
+        // client has a certificate and the current token is stale.
         self.found().no_answer_since = Some(Instant::now());
         if self.with_certificate && stale.is_some() {
             self.drop_token();
@@ -434,7 +435,7 @@ pub(crate) async fn log_in(
                     return Answer::Off;
                 }
                 // etcd returns these errors for a wrong password, for an unknown user, and for a user without a
-                // password.
+                // password. Any other error does not reject the password.
                 if !text.contains("authentication failed") && !text.contains("no password") {
                     return Answer::Unavailable;
                 }
@@ -449,7 +450,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // For some calls, older etcd releases reject a token with one of these texts and the code `Unknown`.
+    // Only the text decides, because older etcd releases return some of these errors with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

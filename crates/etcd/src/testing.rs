@@ -279,8 +279,8 @@ impl EtcdProcess {
             }
             match client.status(&self.client_url).await {
                 Ok(status) if status.leader.is_some() => return true,
-                // This client has no CA certificate. If the member uses TLS, the client can only check whether the port
-                // is open.
+                // An open port counts as ready if the member uses TLS, because this client has no CA certificate and
+                // cannot call the member.
                 Err(crate::Error::Tls(_)) if self.listens() => return true,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }

@@ -150,7 +150,7 @@ async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let root = client("current", &[]);
     assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     root.disable_auth(&via).await.unwrap();
-    // The role `root` already exists, so the client only grants it to the user.
+    // The role `root` still exists, so `enable_auth` must accept etcd's error about an existing role.
     client("another", &[]).enable_auth(&via).await.unwrap();
     assert!(client("another", &[]).members(&via).await.is_ok());
 }
@@ -192,7 +192,8 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // After the loss of a member, the client logs in again for calls and snapshots of the other members.
+    // The token of `members[0]` may be unknown to the other members, so the client must log in again for calls and
+    // for snapshots.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
@@ -303,7 +304,8 @@ async fn certificate_that_names_user_authenticates_without_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // The first client is logged in, the second is new, and the third has a certificate but no password.
+        // The first client is logged in, the second client is new, and the third client has a certificate but no
+        // password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -329,8 +331,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first time limit is twice the operator's timeout for members that are not ready, because the test machine may
-    // be busy. Each attempt has a longer limit, up to the login timeout.
+    // The first attempt may take 500 ms, which is twice the operator's timeout for members that are not ready,
+    // because the test machine may be busy. Each later attempt may take longer, up to the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -345,7 +347,7 @@ async fn leaderless(client: &EtcdClient, member: &str) {
 
 /// The token comes from another cluster with a longer Raft log, so the member blocks calls with this token.
 #[tokio::test]
-async fn token_that_blocks_calls_is_replaced() {
+async fn token_of_other_cluster_that_blocks_calls_is_replaced() {
     let mut blocked = 0;
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let secure = certified();
@@ -367,7 +369,8 @@ async fn token_that_blocks_calls_is_replaced() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // On a slow machine, the client may already have replaced the suspect login, so the call may succeed.
+            // This call usually times out. On a slow machine, the client may already have replaced the suspect login,
+            // so the call may also succeed.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));

@@ -112,7 +112,7 @@ proptest! {
         let pulse = bounded(|| runtime.block_on(ask(answer)));
         prop_assert!(pulse.is_some() || !whole);
         if let Some(pulse) = pulse {
-            // The original metrics have two peers. Random damage can turn only a few other lines into peers.
+            // The original metrics have two peers. Random damage turns only a few other lines into peers.
             prop_assert!(pulse.peers.len() < 10, "{:?}", pulse);
         }
     }

@@ -94,7 +94,8 @@ async fn long_responses_of_hostile_etcd_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 32 KiB"), "{error}");
     }
-    // For each call, the client library receives at most the limit and the bytes of its HTTP/2 flow-control windows.
+    // In each call, the client receives at most its limit for a response and the bytes of its HTTP/2 flow-control
+    // windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
@@ -185,7 +186,7 @@ async fn endless_metrics_of_hostile_etcd_are_limited() {
             .contains("longer than that of an etcd member"),
         "{error}"
     );
-    // The client receives at most the limit and some MiB in the socket buffers.
+    // The client receives at most its limit and some MiB in the socket buffers.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 20 * MIB, "{sent} bytes");
 }

@@ -133,7 +133,7 @@ async fn forward_call(
     state.received.lock().unwrap().push(method.clone());
     let (head, mut body) = answer.await?.into_parts();
     if state.lost.lock().unwrap().iter().any(|one| *one == method) {
-        // etcd has processed the call. The proxy drops the answer.
+        // etcd has processed the call, and the proxy drops the answer.
         broken.notify_one();
         return Ok(());
     }
@@ -227,7 +227,8 @@ async fn membership_changes_are_not_repeated_after_lost_answers() {
         assert_eq!(list.len(), 2, "{minor}");
 
         let promoted = client.promote_member(&via, learner).await;
-        // etcd rejects the promotion, because the learner has not started. The proxy drops this answer too.
+        // etcd rejects the promotion, because the learner has not started. The proxy drops this answer too, so the
+        // client must not repeat the call.
         pair.assert_sent_once(promoted, "MemberPromote");
         let next = peer();
         let updated = client.update_member(&via, learner, &next).await;
@@ -356,7 +357,7 @@ async fn next_member_gets_change_that_one_member_rejects_as_unhealthy() {
     pair.first.reject(&["MemberAdd", "MemberRemove"]);
     let added = client.add_member(&via, &peer(), true).await.unwrap();
     assert_eq!(counts("MemberAdd"), (1, 1));
-    // The second proxy has responded last, so the client now calls it first. It rejects the change too.
+    // The client calls `second` before `first`, because `second` responded last. Now both proxies reject the change.
     pair.second.reject(&["MemberRemove"]);
     let removed = client.remove_member(&via, added.id).await;
     let rejected =

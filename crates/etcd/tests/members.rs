@@ -112,7 +112,7 @@ async fn health_listener_reports_same_data_as_status_call() {
 /// A learner reports a leader even without a connection to the leader, so the operators must not rely on a learner's
 /// `has_leader`.
 #[tokio::test]
-async fn learner_reports_leader_after_losing_connection() {
+async fn learner_reports_leader_without_connection_to_leader() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let mut first = EtcdProcess::start(&programs, &Start::default()).await;
@@ -129,7 +129,8 @@ async fn learner_reports_leader_after_losing_connection() {
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // The learner may be connected long before it has applied its first entry.
+                // The test waits for an applied entry, because the learner may connect long before it has applied
+                // one.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -149,7 +150,7 @@ async fn learner_reports_leader_after_losing_connection() {
 }
 
 #[tokio::test]
-async fn membership_changes_follow_etcd_rules() {
+async fn learner_becomes_voter_and_leader_and_invalid_changes_fail() {
     let programs = Programs::find("3.6");
     let first = EtcdProcess::start(&programs, &Start::default()).await;
     let via = [first.client_url.clone()];
@@ -181,7 +182,8 @@ async fn membership_changes_follow_etcd_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner rejects a linearizable request for the member list, so the client must call the next member.
+    // A learner rejects the linearizable read before the request for the member list, so the client must call the
+    // next member.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
     // The second promotion must succeed too, although the member is already a voter.
@@ -198,7 +200,7 @@ async fn membership_changes_follow_etcd_rules() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // The transfer may exceed its deadline on a busy machine, so the test waits for the new leader below.
+    // On a busy machine, the transfer may exceed its deadline. The loop below waits for the new leader.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
@@ -244,14 +246,14 @@ async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // Each attempt needs a new client, because a client remembers the member that responded first.
+    // `first` uses a new client in each attempt, because a client remembers the member that responded first.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();
         client.members(&via).await.map(|_| client)
     });
     let client = first.await.unwrap();
-    // The client calls the member that responded first, so the next call is quick.
+    // `client` calls the member that responded first, so the next call is quick.
     let limit = Duration::from_millis(500);
     let next = is_quick(limit, async || client.members(&via).await);
     next.await.unwrap();

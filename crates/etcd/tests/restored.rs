@@ -41,10 +41,12 @@ async fn restored_data_is_read_without_login() {
         let (peer, metrics) = (host(&process.peer_url), host(&url));
         let found = served(&peer, &metrics, 3, LIMIT).await.unwrap();
         assert_eq!((found.revision, found.keys), (4, Some(2)), "{minor}");
-        // `served` must return the hash at the requested revision, which the manifest of a backup contains.
+        // `served` must return the hash at the requested revision, because the operator compares it with the hash in
+        // the manifest of a backup.
         assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
         assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
-        // The manifest of a backup contains the number of keys at its revision.
+        // `key_count` must return the number of keys at the given revision, because the manifest of a backup contains
+        // this number.
         for (revision, keys) in [(2, 1), (3, 2), (4, 2)] {
             let counted = root.key_count(&url, revision).await.unwrap();
             assert_eq!(counted, Some(keys), "{minor}: revision {revision}");
@@ -52,8 +54,7 @@ async fn restored_data_is_read_without_login() {
         assert!(root.key_count(&url, 9).await.is_err(), "{minor}");
         root.compact(std::slice::from_ref(&url), 4).await.unwrap();
         assert_eq!(root.key_count(&url, 3).await.unwrap(), None, "{minor}");
-        // If etcd does not have the requested revision, `served` must fail, and not return the hash of another
-        // revision.
+        // Revision 9 does not exist in etcd. `served` must fail then, and not return the hash of another revision.
         let error = served(&peer, &metrics, 9, LIMIT).await.unwrap_err();
         assert!(error.to_string().contains("400"), "{minor}: {error}");
     }

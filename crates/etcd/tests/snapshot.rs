@@ -137,7 +137,7 @@ async fn many_databases(minor: &str, seed: u64) {
     let programs = Programs::find(minor);
     let rng = &mut StdRng::seed_from_u64(seed);
     for largest in [10, 900, 20_000, 600_000] {
-        // `--unsafe-no-fsync` makes etcd faster. The test does not need a durable file.
+        // The flag `--unsafe-no-fsync` makes etcd faster, and the test does not need a durable file.
         let start = Start {
             flags: vec!["--unsafe-no-fsync".to_owned()],
             ..Start::default()
@@ -149,7 +149,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // The large value takes several overflow pages. The small value is stored after it.
+        // The value of "big" takes several overflow pages. The value of "small" is stored after it.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -199,7 +199,8 @@ async fn concurrent_writes_do_not_change_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
-    // These writes and their deletion below create free pages, which etcd reuses for the writes during the snapshot.
+    // The test writes these keys and deletes them below. etcd then reuses their pages for the writes during the
+    // snapshot.
     for index in 0..3000 {
         client
             .put(format!("/k/{index}"), vec![b'v'; 8000], None)
@@ -292,13 +293,14 @@ async fn inspection_of_damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // The test removes the checksum. With it, the inspector would reject every damaged file before it parses the pages.
+    // The checksum at the end is removed, because the inspector would otherwise reject every damaged file before it
+    // parses the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // In half of the rounds, the damage is only in page headers.
+            // If `round` is even, the damage is only in page headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };

@@ -70,7 +70,8 @@ async fn invariant_20_client_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");
-    // The member completes the TLS handshake, but never answers the call.
+    // The member completes the TLS handshake but never answers the call, so the call fails with another error than a
+    // TLS error.
     let good = answer(&one.pem, &format!("{address}#db-a.prod.svc")).await;
     assert!(!matches!(good, Error::Tls(_)), "{good:?}");
     for (ca, endpoint) in [

@@ -49,10 +49,11 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // etcd updates the reported database size only at a commit, and a request for the alarms triggers a commit.
+        // The loop below requests the alarms, because etcd updates the reported database size only at a commit, and
+        // this request triggers a commit.
         let begun = Instant::now();
-        // etcd 3.4 commits only after a write, which a full database rejects. The test therefore skips this wait for
-        // 3.4.
+        // The loop is skipped for etcd 3.4, because etcd 3.4 commits only after a write, and rejects writes to a full
+        // database.
         loop {
             if minor == "3.4" {
                 break;
@@ -84,7 +85,7 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 /// `append_entries` makes etcd 3.6 save a new snapshot. If a later etcd 3.7 starts without this snapshot, the test
 /// fails, and `append_entries` and the invariant are no longer needed.
 #[tokio::test]
-async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
+async fn invariant_29_etcd_3_7_starts_on_log_of_3_5_only_after_preparation() {
     const SNAPSHOT_COUNT: u64 = 500;
     let start = Start {
         flags: vec![format!("--snapshot-count={SNAPSHOT_COUNT}")],

@@ -104,7 +104,7 @@ async fn large_revision_is_delivered_in_fragments() {
 }
 
 #[tokio::test]
-async fn compacted_revision_ends_the_watch() {
+async fn watch_from_compacted_revision_fails_with_compaction_revision() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let mut writer = client(&etcd).await;
@@ -138,12 +138,12 @@ async fn watch_on_follower_reports_progress_and_broken_connection() {
         }
     }
     let url = members[follower].client_url.clone();
-    // The watch starts at revision 1, because etcd sends no notification to a watch that starts after the member's
-    // revision.
+    // The watch starts at revision 1, because etcd sends no progress notification to a watch that starts after the
+    // member's revision.
     let mut watch = reader.watch(&url, 1).await.unwrap();
     let batch = loop {
         watch.request_progress().await.unwrap();
-        // etcd ignores the request until the watch has received all past events.
+        // The request is repeated, because etcd ignores it until the watch has received all past events.
         if let Ok(batch) = timeout(Duration::from_millis(500), watch.next()).await {
             break batch.unwrap();
         }
@@ -154,7 +154,7 @@ async fn watch_on_follower_reports_progress_and_broken_connection() {
     writer.put("key", "", None).await.unwrap();
     let (found, _) = events(&mut watch, 1).await;
     assert_eq!(found[0].revision, 2);
-    // The loop above may have sent several requests, so another notification may come before the error.
+    // The loop above may have requested several progress notifications, so some of them may arrive before the error.
     members[follower].kill();
     let ended = loop {
         let next = timeout(Duration::from_secs(30), watch.next()).await;

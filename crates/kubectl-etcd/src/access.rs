@@ -202,7 +202,7 @@ impl Access {
             + Debug
             + DeserializeOwned,
     {
-        // kube's `PostParams` has no field for `fieldValidation`.
+        // The request is built by hand, because kube's `PostParams` has no field for `fieldValidation`.
         let request = http::Request::post(format!(
             "{}?dryRun=All&fieldManager={MANAGER}&fieldValidation=Strict",
             self.api::<K>().resource_url()

@@ -35,8 +35,8 @@ use crate::error::Result;
 /// Fails with an error that names the object and the remedy.
 pub async fn run(cli: Cli) -> Result<u8> {
     if let Command::Completion(args) = &cli.command {
-        // The script completes the command `kubectl-etcd` in a shell. kubectl does not use it, because kubectl
-        // completes a plugin with a program named `kubectl_complete-etcd`.
+        // The script completes the command `kubectl-etcd` in a shell, but not `kubectl etcd`: for a plugin, kubectl
+        // calls a program named `kubectl_complete-etcd`.
         let mut command = Cli::command();
         clap_complete::generate(
             args.shell,

@@ -154,13 +154,14 @@ impl Error {
         if let Self::Request { source, .. } = self
             && let kube::Error::Api(answer) = source.as_ref()
         {
-            // kube's error text contains all fields of the response. The message of the response is enough for a user.
+            // Only the message of the response is shown, because kube's error text contains all fields of the
+            // response.
             return format!("{text}: {}", answer.message);
         }
         let mut next = std::error::Error::source(self);
         while let Some(cause) = next {
             let cause_text = cause.to_string();
-            // Some errors already contain the text of their cause.
+            // The text of a cause is appended only once, because some errors already contain the text of their cause.
             if !text.contains(&cause_text) {
                 text.push_str(": ");
                 text.push_str(&cause_text);

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn etcdctl_needs_password_only_with_authentication_and_without_user() {
+    fn etcdctl_needs_password_if_auth_may_be_enabled_and_no_user_is_given() {
         let cluster = |auth: &str| -> EtcdCluster {
             serde_json::from_str(&format!(
                 r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"a"}},"spec":{{{auth}}}}}"#

@@ -13,7 +13,8 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     match Box::pin(commands::run(cli)).await {
         Ok(code) => ExitCode::from(code),
-        // The reader of the output has ended, such as `head` in `kubectl etcd logs main | head`. This is not a failure.
+        // A closed output is not a failure. For example, `head` in `kubectl etcd logs main | head` ends before this
+        // program.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             console::note(&console::error_text(&error, console::paint_errors()));

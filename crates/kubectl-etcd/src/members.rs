@@ -15,8 +15,8 @@ pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .into_iter()
         .flatten()
         .flatten()
-        // coreos/etcd-operator starts etcd with a shell script as one word of the command, so each word is split at
-        // white space.
+        // Each word of the command is split at white space, because coreos/etcd-operator starts etcd with a shell
+        // script in one word.
         .flat_map(|word| word.split_whitespace())
         .collect();
     let with_value = format!("--{name}=");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn error_without_running_pod_names_remedy() {
+    fn missing_running_pod_is_reported_with_remedy() {
         let pods = [pod("a", "voter", false, false)];
         let error = choose("main", &pods, None).unwrap_err();
         assert!(error.to_string().contains("cluster main"), "{error}");

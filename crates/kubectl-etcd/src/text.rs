@@ -105,7 +105,7 @@ impl Table {
             if cell.text.is_empty() {
                 "-".to_owned()
             } else {
-                // A line break would break the table, so it becomes a space.
+                // A line break becomes a space, because it would break the table.
                 cell.text.replace('\n', " ")
             }
         };

@@ -54,7 +54,7 @@ async fn etcdctl_answers_of_each_minor_release_are_parsed() {
             );
         }
 
-        // If a member does not respond, it is not in the list, and etcdctl fails.
+        // No etcd listens at this endpoint, so etcdctl fails, and the answers contain only the three members.
         endpoints.push("http://127.0.0.1:1".to_owned());
         let output = etcdctl(minor, &endpoints, &STATUS);
         assert!(!output.status.success());

@@ -74,7 +74,7 @@ fn kubectl_etcd_commands_in_documents_exist() {
         for command in commands(&fs::read_to_string(file).unwrap()) {
             checked += 1;
             let words = shlex::split(&command).unwrap();
-            // A document may omit required arguments, so the test accepts clap's error about a missing argument.
+            // clap's error about a missing argument is accepted, because a document may omit required arguments.
             let words = ["kubectl-etcd".to_owned()].into_iter().chain(words.clone());
             if let Err(error) = Cli::try_parse_from(words)
                 && error.use_stderr()

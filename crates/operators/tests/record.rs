@@ -66,14 +66,14 @@ async fn agent_stores_all_changes_before_it_ends_after_sigterm() {
     let store = LocalStore::new(&root);
     let prefix = prefix("etcd/main", "uid");
     let mut last = 0;
-    // The second agent continues the chain of the first.
+    // In the second iteration, another agent continues the chain of the first agent.
     for _ in 0..2 {
         let mut child = agent(&root, &spool, &etcd.client_url);
         first_base(&store, &prefix).await;
         let mut client = etcd_client::Client::connect([&etcd.client_url], None)
             .await
             .unwrap();
-        // The agent records the changes of this time after it has connected.
+        // The agent may not be connected yet. It must also record the changes from before its connection.
         for index in 0..50 {
             let answer = client.put("key", index.to_string(), None).await.unwrap();
             last = answer.header().unwrap().revision();

@@ -65,7 +65,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
             .await
             .unwrap();
     }
-    // Some keys are changed or deleted, and the store is compacted in between.
+    // Some keys are deleted and written again, so that the compaction below removes some of their old revisions.
     for index in (0..KEYS).step_by(7) {
         let key = format!("/key/{index:05}");
         client.delete(key.as_str(), None).await.unwrap();
@@ -232,7 +232,7 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
         .await
         .expect("etcd must start on the restored data directory");
     assert_eq!(status.revision, world.revision);
-    // The restored etcd has the hash of the keys in the backup, and the report contains this hash.
+    // The restored etcd and the report `restored` have the hash of the keys in the backup (`world.hash`).
     let port = EtcdClient::new(Access::default());
     let found = port.hash(&member.client_url, restored.revision).await;
     assert_eq!(found.unwrap(), Some(world.hash));
@@ -283,11 +283,11 @@ async fn restarted_seed_keeps_existing_data() {
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
-    // After a restart of the node, the Secret and the backup do not exist any more.
+    // When the pod starts again, the Secret and the backup no longer exist.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The report contains the SHA-256 of the existing data, not the SHA-256 in the arguments. The operator compares it
-    // with the recorded SHA-256.
+    // The report contains the SHA-256 of the existing data, and not `again.sha256`, so that the operator can compare
+    // the existing data with the recorded backup.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -304,10 +304,10 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // The second start succeeds without the backup, because the snapshot is on the volume.
+    // `fetch` succeeds although the backup is deleted from the store, because the snapshot is already on the volume.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // The snapshot is reused for another location with the same SHA-256.
+    // `fetch` also uses the snapshot on the volume for another location with the same SHA-256.
     let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
@@ -366,7 +366,8 @@ async fn snapshot_of_other_backup_is_not_reused() {
         ..from(&here)
     };
     assert_eq!(origin(&prepare(&raised).unwrap()), raised_origin);
-    // For an existing data directory, the report contains the origin of its data, not the arguments.
+    // If the data directory exists, `fetch` reports the origin of the existing data, and not the origin in its
+    // arguments (`other`).
     assert_eq!(origin(&fetch(&other).await.unwrap()), raised_origin);
 }
 

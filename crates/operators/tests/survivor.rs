@@ -126,7 +126,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let restored = prepare(&arguments).unwrap();
     let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
     assert_eq!(restored.revision, raised);
-    // The second call changes nothing, because the data directory exists.
+    // The second `prepare` changes nothing, because the data directory exists.
     assert_eq!(prepare(&arguments).unwrap(), restored);
 
     let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
@@ -143,7 +143,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));
     }
-    // The survivor is unchanged.
+    // The restore has not changed the surviving member.
     let after = leaderless(&loss.members[0].client_url).await;
     assert_eq!(
         (after.revision, after.cluster_id),

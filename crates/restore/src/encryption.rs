@@ -53,9 +53,11 @@ pub(crate) fn by_name(
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
-        // The backup is not encrypted, and its SHA-256 detects a replacement.
+        // The status contains the SHA-256 of the backup but no key, so the backup is not encrypted. The SHA-256 detects
+        // a replaced backup.
         (None, _) if is_described => Ok(None),
-        // The status does not contain enough data, because retention has found the backup in the store.
+        // Retention found this backup in the store, and recorded neither its SHA-256 nor its key. The backup may be
+        // encrypted, so the Secret of the EtcdBackup is used.
         (None, of_backup) => Ok(of_backup),
     }
 }
@@ -247,7 +249,7 @@ mod tests {
         let plain = json!({ "location": "s3://b/k", "sha256": "AB" });
         let found_in_store = json!({ "location": "s3://b/k" });
         for (secret, stored, expected) in [
-            // `spec.encryption` of the EtcdBackup was set after this backup.
+            // The EtcdBackup has made this backup before `spec.encryption` was set.
             (Some("keys"), &plain, None),
             (None, &plain, None),
             (Some("keys"), &stored(ID), Some("keys")),
@@ -257,7 +259,7 @@ mod tests {
             let chosen = chosen_by_name(secret, stored).unwrap();
             assert_eq!(choice::encryption_secret(&chosen), expected, "{stored}");
         }
-        // `spec.encryption` of the EtcdBackup was removed after this backup.
+        // The EtcdBackup has made this backup before `spec.encryption` was removed.
         let trouble = chosen_by_name(None, &stored(ID)).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         for part in [ID, "EtcdBackup nightly", "set spec.encryption.secret of"] {
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_recorded_key_is_reported_without_manifest() {
+    fn recorded_key_missing_in_secret_is_reported_without_manifest() {
         let chosen = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
         let trouble = check_recorded_key(&chosen, Some(&keys())).unwrap_err();
         assert_eq!(trouble.reason, Reason::SecretMissing);
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_without_keys_names_no_secret() {
+    fn restore_without_encryption_keys_has_no_secret() {
         assert!(secret_of(&chosen(Value::Null)).is_none());
         let chosen = chosen(json!({ "secret": "keys" }));
         assert_eq!(secret_of(&chosen).unwrap().name, "keys");

@@ -128,7 +128,8 @@ impl ExecuteContext {
                 after_cutover,
             } => {
                 in_time(since)?;
-                // If the pod exists, another operator process has created it, and the next reconcile checks the pod.
+                // If the pod exists already, another operator process has created it. The next reconcile checks that
+                // pod.
                 if let Created::New(created) = self.create(&namespace, pod.as_ref()).await? {
                     undo::delayed_seed(self, restore, cluster, (created, *after_cutover));
                 }
@@ -136,7 +137,8 @@ impl ExecuteContext {
             Request::Lock(cluster) => {
                 let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
-                // A failed request may have set the lock. Only a conflict proves that it has not.
+                // A failed request may have set the lock nevertheless. Only a conflict proves that the lock was not
+                // set.
                 if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::delayed_lock(self, restore, cluster);
                 }
@@ -253,8 +255,8 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // The observed pod does not exist. Another operator process may have created a new pod of this name
-            // (invariant 11).
+            // Invariant 11: the observed pod no longer exists, but another operator process may have created a new pod
+            // of this name.
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())

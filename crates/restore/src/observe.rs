@@ -90,7 +90,8 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let lock = cluster.annotations().get(ANNOTATION_RESTORE);
             let locked = lock.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
-            // If the seed's pod cannot be read, the TLS settings in the status of the EtcdCluster are used.
+            // If the seed's pod cannot be read, `pod` is `None`, and `as_started` uses the TLS settings in the status
+            // of the EtcdCluster.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -180,8 +181,8 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // An aborted restore does not query etcd before the cutover. A slow answer would make the observation older than
-    // ten seconds, and no request would be sent.
+    // Before the cutover, an aborted restore does not query etcd. A slow answer would make the observation older than
+    // ten seconds, and the requests that delete the seed would not be sent.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_quota_is_distinguished_from_other_rejections() {
+    fn exceeded_storage_quota_is_reported_as_missing_storage() {
         let quota = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: exceeded quota: few, requested: \
                      persistentvolumeclaims=1, used: persistentvolumeclaims=3, limited: persistentvolumeclaims=3";
         let limit = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: maximum storage usage per \
@@ -154,7 +154,8 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // A missing permission and an uncomputed quota are no problems of storage.
+        // None of these errors proves that storage is missing. For example, a permission is missing, or the API server
+        // has not computed the quota yet.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

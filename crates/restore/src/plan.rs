@@ -129,7 +129,8 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
-    // The rejection is final for this generation of the spec, even if the existing cluster is deleted.
+    // A rejection with the reason `ClusterExists` is final for this generation of the spec, even if a user deletes the
+    // existing cluster.
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
@@ -213,7 +214,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: record the names of the seed's objects before the creation of the objects.
+    // Invariant 10: the names of the seed's objects are recorded before the objects are created.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -241,8 +242,8 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // After the cutover, the restore is completed even if the EtcdRestore is deleted. In a new cluster, clients may
-    // have written to the seed, so its objects are not created again.
+    // After the cutover, the restore is completed even if the EtcdRestore is deleted. If the restore has created the
+    // cluster, no object of the seed is created again, because clients may have written to the seed.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
@@ -254,7 +255,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         };
     }
     if in_place::is_aborted(restore) {
-        // Kubernetes deletes the EtcdCluster, because the deleted EtcdRestore owns it.
+        // If the restore has created the EtcdCluster, only the finalizer is removed. Kubernetes deletes the
+        // EtcdCluster, because the deleted EtcdRestore owns it.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
@@ -346,7 +348,8 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: the pod must first report a verified backup, because an old pod may have had its address.
+    // Invariant 9: an answer of etcd counts only after the pod has reported a verified backup, because another pod may
+    // have had the same address before.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("waiting until the seed's pod has fetched and verified the backup");
     };

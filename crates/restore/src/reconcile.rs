@@ -54,7 +54,7 @@ impl ReconcileContext {
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // Read the EtcdRestore again, because the cached object may not contain the last status yet.
+        // The EtcdRestore is read again, because the cached object may not contain the last status yet.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
@@ -91,7 +91,8 @@ impl ReconcileContext {
         let written = report(&self.execute, &restore, &desired, &now);
         let written = in_stage("status", written).await;
         match executed.and(written) {
-            // A slow observation is reported, but is no failure, so the controller does not back off.
+            // If the observation was too slow, the reconcile is repeated soon. This is no failure, so the controller
+            // does not back off.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),

@@ -131,7 +131,7 @@ async fn terminated() {
 }
 
 fn shorten(mut message: String) -> String {
-    // The other half of the limit is for JSON and escapes.
+    // The message gets half of the limit, because the report also contains JSON syntax and escape sequences.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
@@ -168,7 +168,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(volume_trouble("read", path, &error)),
     };
-    // A file that a crash has truncated counts as missing.
+    // If a crash has truncated the file, its JSON is invalid, and the file counts as missing.
     Ok(serde_json::from_slice(&text).ok())
 }
 
@@ -208,7 +208,7 @@ fn sync_directories(path: &Path) -> io::Result<()> {
 /// True if the data directory was created. Removes an empty directory, because etcd would start in it without data.
 /// Another container in the pod may have created it.
 fn is_created(paths: &Paths) -> bool {
-    // `remove_dir` fails if the directory is not empty.
+    // `remove_dir` fails for a directory with content, so existing data is kept.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
 }

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_is_closed_after_its_lifetime() {
+    async fn connection_is_closed_at_maximum_lifetime() {
         let address = limited(Limits {
             lifetime: Duration::from_millis(100),
             ..LIMITS
@@ -383,7 +383,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.3").await;
         assert!(is_closed(idle(address, "127.0.0.4").await).await);
-        // A closed connection no longer counts toward the limit.
+        // Closed connections do not count toward the limit, so a new connection is accepted.
         drop((first, second));
         let served = async {
             loop {

@@ -44,7 +44,7 @@ pub(crate) struct ApiRequests {
 
 impl Default for ApiRequests {
     fn default() -> Self {
-        // The buckets cover 5 ms to 41 s. The time limit of requests about the lease is shorter.
+        // The buckets cover 5 ms to 41 s.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 14));
         Self {
             duration: Family::new_with_constructor(buckets),
@@ -148,7 +148,7 @@ where
             let answer = answer.await;
             let code = match &answer {
                 Ok(response) => response.status().as_str().to_owned(),
-                // The connection failed or timed out.
+                // The connection failed or timed out, so the request has no status code.
                 Err(_) => "none".to_owned(),
             };
             metrics.observe(labels, code, began);

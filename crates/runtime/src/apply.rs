@@ -187,7 +187,8 @@ where
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // The API server rejects a body with these fields, which it sets itself.
+    // These fields are removed, because the API server sets them itself and rejects a body that contains
+    // `managedFields`.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");
@@ -254,8 +255,8 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let name = seen.name_any();
-    // Invariant 11: an object without a UID was not read from the API server. The operator does not delete it, because
-    // another object may have the same name.
+    // Invariant 11: an object without a UID was not read from the API server, so the operator does not delete it.
+    // Another object may have the same name.
     let Some(uid) = seen.uid() else {
         return Ok(Deleted::Changed);
     };
@@ -475,7 +476,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // The message about an outdated CRD applies only to the CRDs of this project.
+    // `Error::Definition` reports an outdated CRD, so it is used only for the CRDs of this project.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)

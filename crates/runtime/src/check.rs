@@ -59,7 +59,7 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
 /// Sends a request with the client for the Kubernetes API, which supports plain HTTP.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
-    // An empty list of CA certificates, because plain HTTP needs none and the image may contain none.
+    // `root_cert` is an empty list, because plain HTTP needs no CA certificates and the image may contain none.
     config.root_cert = Some(Vec::new());
     let request = http::Request::get("/readyz").body(Vec::new());
     let request = request.map_err(kube::Error::HttpError)?;
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_operators_pass_the_check() {
+    async fn check_succeeds_if_all_operators_are_ready() {
         let ((first, one), (second, two)) = (operator().await, operator().await);
         one.ready();
         two.ready();

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn clock_difference_fails_without_response() {
+    async fn clock_difference_is_an_error_if_api_server_does_not_respond() {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());

@@ -37,7 +37,7 @@ use crate::process::Operator;
 use crate::queue::{Key as QueueKey, Queue};
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
-// A panic in a reconcile must not end the process, so panics must unwind in every build profile.
+// Panics must unwind in every build profile, because a panic in one reconcile must not end the process.
 const _: () = assert!(
     cfg!(panic = "unwind"),
     "remove `panic = \"abort\"` from the profile"
@@ -100,8 +100,8 @@ pub async fn drive<R: Reconcile>(
         let shutdown = operator.shutdown.clone();
         Box::pin(run(watches, shutdown, Arc::clone(&driver)))
     });
-    // A controller must end only at the shutdown. If a defect ends it earlier, this function returns, the process ends,
-    // and Kubernetes restarts it.
+    // Controllers end only at the shutdown. If a defect ends one of them earlier, this function returns, the process
+    // ends, and Kubernetes restarts it.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
         join_all(others).await;
@@ -138,7 +138,7 @@ async fn run<R: Reconcile>(
     )
     .for_each(|result| {
         match result {
-            // `Driver::reconcile` has already reported this error.
+            // `Driver::reconcile` has already reported a failed reconcile.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
                 gone.remove(&key(&object));
@@ -237,7 +237,7 @@ impl<R: Reconcile> Driver<R> {
         let Some(pause) = pause else {
             return Action::await_change();
         };
-        // If the clock cannot represent the time, the metrics of the queue omit this requeue.
+        // If the clock cannot represent `due`, the metrics of the queue omit this requeue.
         if let Some(due) = Instant::now().checked_add(pause) {
             self.queue.request(key(object), due);
         }
@@ -308,7 +308,7 @@ impl Backoff {
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Old entries may belong to deleted objects.
+        // Old entries are removed, because their objects may have been deleted.
         failures.retain(|_, (_, last)| now.duration_since(*last) < MAX_BACKOFF * 10);
         let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
         let delay = delay(*count);

@@ -84,7 +84,7 @@ impl Gate {
         let opens = *self.opens.get_or_init(|| Instant::now() + self.patience);
         let mut missing = self.missing.subscribe();
         let complete = missing.wait_for(|missing| *missing == 0);
-        // The sender is a field of this gate, so `complete` cannot fail.
+        // `complete` cannot fail, because the sender is a field of this gate and still exists.
         let _ = tokio::time::timeout_at(opens, complete).await;
     }
 }
@@ -101,7 +101,8 @@ where
 {
     /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
-        // A client with retries would report the error of a watch only after minutes.
+        // The watches use a client without retries, because a client with retries would report the error of a watch
+        // only after minutes.
         let apis = operator.scope.apis(&operator.client_without_retry);
         let share = Config::default().concurrency(concurrency(apis.len()));
         let one = |api| {
@@ -366,7 +367,7 @@ mod tests {
             let next = requests.next().now_or_never().unwrap();
             assert_eq!(next.unwrap().unwrap(), expected);
         }
-        // If a kind cannot be watched, the gate opens after its time limit.
+        // If a watch of children never delivers, the gate opens after its time limit, here 10 ms.
         let hurried = gate(Duration::from_millis(10));
         let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
         assert_eq!(requests.next().await.unwrap().unwrap(), "a");
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn controllers_share_the_concurrency_limit() {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-        // A limit of 0 would mean no limit, so each controller gets at least 1.
+        // Each controller gets at least 1, because a limit of 0 would mean no limit.
         assert_eq!(concurrency(1000), 1);
     }
 
@@ -391,7 +392,7 @@ mod tests {
         all.push(with_pauses(failing));
         all.push(with_pauses(working));
         let (mut errors, mut requests) = (0, 0);
-        // `now_or_never` does not wait, so no pause ends.
+        // `now_or_never` does not wait, so the failing watch stays in its pause after the first error.
         while let Some(Some(next)) = all.next().now_or_never() {
             match next {
                 Ok(_) => requests += 1,
@@ -425,7 +426,7 @@ mod tests {
 
     /// While the predicate runs, only the cache and this test refer to the objects.
     #[test]
-    fn tenant_objects_are_not_copied_before_selection() {
+    fn objects_are_copied_from_cache_only_after_selection() {
         let mut writer = Writer::<Guarded<ConfigMap>>::new(());
         let cache = Cache(vec![writer.as_reader()]);
         let namespaces = ["a", "b", "c"];

@@ -97,8 +97,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // coreos/etcd-operator created CRDs that set this field to `true`. The API server would then reject a schema with
-    // defaults.
+    // The field is reset, because coreos/etcd-operator set it to `true` in its CRDs, and the API server would then
+    // reject a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))
@@ -120,8 +120,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
 /// release annotation, because the chart or a person has installed it.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // Exception: the operator overwrites a CRD without subresources, because only coreos/etcd-operator created such
-        // CRDs.
+        // Exception: the operator overwrites a CRD without subresources, because only coreos/etcd-operator created
+        // such CRDs.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()

@@ -124,7 +124,7 @@ impl ClusterAuth {
             Some(Ok((user, password))) => Some(Credentials {
                 user: user.clone(),
                 password: password.clone(),
-                // Passwords of another user cannot be used.
+                // The recorded passwords are used only if they belong to this user.
                 former: if recorded.is_some_and(|one| one.user == *user) {
                     passwords
                 } else {
@@ -261,7 +261,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let text = text.map_err(|_| {
         format!("has a value under the key {key} that is not UTF-8 text: correct the value")
     })?;
-    // Editors and `echo` add a line break, which is not part of the password.
+    // Line breaks at the end are removed, because editors and `echo` add one that is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!(

@@ -316,7 +316,7 @@ mod tests {
         }
         assert!(rule(&[], "operators").allows(url));
         assert!(!rule(&[], "operators").is_limited());
-        // The grant that the error message proposes is sufficient.
+        // The grant that the error message above proposes must be sufficient.
         let granted = ["team-b=main-client.team-a.svc:2379"];
         assert!(rule(&granted, "team-b").allows(url));
         assert!(!rule(&granted, "team-c").allows(url));

@@ -54,10 +54,11 @@ impl Queue {
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = async move {
             if let Some(before) = before {
-                // The task continues even if the previous task has panicked.
+                // An error of `before` is ignored, so that a panic while one Event is published does not prevent the
+                // next Event.
                 let _ = before.await;
             }
-            // Without this time limit, a request without a response would block the queue.
+            // The publication has a time limit, because a request without a response would otherwise block the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
         };
         let task = tokio::spawn(in_background(task));
@@ -114,7 +115,8 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The Event was deleted or has expired (by default after an hour), so the operator creates a new Event.
+                // The Event was deleted or has expired (by default after an hour), so the operator creates a new
+                // Event.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }

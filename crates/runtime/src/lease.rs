@@ -197,7 +197,7 @@ impl Outage {
             .is_some_and(|last| now.duration_since(last) < DURATION.saturating_sub(GRACE));
         let began = match self.began {
             Some(began) if continues => began,
-            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first request may have hung for the whole timeout.
+            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first failed request may have hung for the whole timeout.
         };
         self.began = Some(began);
         self.last = Some(now);

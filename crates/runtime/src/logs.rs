@@ -38,7 +38,8 @@ pub(crate) fn start(json: bool, traces: Option<&Traces>) {
         output.with_filter(filter).boxed()
     };
     let subscriber = tracing_subscriber::registry().with(output);
-    // Tests call this function several times in one process. Only the first call has an effect.
+    // An error of `try_init` is ignored, because tests call this function several times in one process, and only the
+    // first call has an effect.
     let started = match traces {
         Some(traces) => subscriber.with(traces.layer()).try_init(),
         None => subscriber.try_init(),
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn log_event_field_does_not_replace_object_field() {
+    async fn log_field_name_of_event_does_not_replace_name_of_object() {
         let lines = logged("info", async {
             in_reconcile(&object(), async { tracing::info!(name = "other", "x") }).await;
         })
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trace_only_spans_add_no_log_fields() {
+    async fn fields_of_trace_spans_do_not_appear_in_log() {
         let lines = logged(DEFAULT_FILTER, async {
             let span = tracing::debug_span!(target: TRACE_ONLY, "request", verb = "get");
             span.in_scope(|| tracing::info!("x"));

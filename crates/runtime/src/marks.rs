@@ -190,7 +190,7 @@ where
 
     fn grace_left(&self, uid: String, annotation: Option<&str>, now: Instant) -> Duration {
         let mut waiting = locked(&self.waiting);
-        // Old entries may belong to deleted objects.
+        // Old entries are removed, because their objects may have been deleted.
         waiting.retain(|_, (_, since)| now.duration_since(*since) < GRACE * 100);
         let fresh = || (annotation.map(str::to_owned), now);
         let seen = waiting.entry(uid).or_insert_with(fresh);
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_error_is_reported_once_until_it_expires() {
+    fn same_parse_error_is_reported_once_and_forgotten_after_expiry() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()
@@ -371,8 +371,8 @@ mod tests {
             let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row has a condition, and for each scope in `scopes` whether the operator in `ops` with this scope has
-        // written the condition.
+        // Each row has a condition and three results. A result is true if the operator in namespace `ops`, with the
+        // scope at the same position in `scopes`, has written the condition.
         for (report, expected) in [
             (report("True", "Namespaced", "ops"), [true, false, false]),
             (report("True", "ClusterWide", "ops"), [false, true, true]),

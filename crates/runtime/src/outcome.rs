@@ -92,8 +92,8 @@ impl Metrics {
             "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
-        // coreos/etcd-operator uses the name above, which has no unit. The same metric is also exported under a name
-        // with its unit.
+        // The same metric is exported under two names, because coreos/etcd-operator used the name above, which has no
+        // unit.
         registry.register(
             "reconcile_duration_seconds",
             "Duration of a reconcile in seconds",
@@ -268,8 +268,8 @@ impl Report {
 
     /// Logs a notice and publishes it as an Event, unless the same state was already published.
     pub fn publish(&self, object: &ObjectReference, notice: &Notice) {
-        // The lock on the queue is held until the notice is in the queue, so that the counts of an Event are queued in
-        // order.
+        // The lock on the queue is held until the notice is in the queue, so that the counts of one Event are
+        // published in ascending order.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let series = match self.decide(object, notice, Instant::now()) {
             Decision::Publish(series) => series,
@@ -281,8 +281,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A state that the rate limit suppresses is published later. A suppressed change appears only in
-                    // this log line.
+                    // A suppressed change is logged, because it gets no Event later. A suppressed state is published
+                    // by a later reconcile.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rate_limit_of_one_reason_does_not_delay_others() {
+    async fn rate_limit_applies_to_each_object_and_reason_separately() {
         let (report, now) = (report(), Instant::now());
         let is_published = |uid: &str, round: u32, at| {
             let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));

@@ -291,7 +291,8 @@ where
     };
     leader.set(1);
     tokio::select! {
-        // Invariant 11: another process may now be the leader, so this process ends without waiting for its reconciles.
+        // Invariant 11: after the loss of the lease, this process ends without waiting for its reconciles, because
+        // another process may now be the leader.
         lost = lease.hold() => return Err(lost.into()),
         ended = &mut server => return admin_result(ended),
         () = drain(work(operator.clone()), &operator.shutdown) => {}

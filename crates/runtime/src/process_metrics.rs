@@ -74,10 +74,11 @@ impl Times {
     /// Parses the fields utime, stime and starttime of `/proc/self/stat`, and the boot time of `/proc/stat`
     /// (proc_pid_stat(5), proc_stat(5)). On Linux, the unit of the three fields is a hundredth of a second (`USER_HZ`).
     fn parse(process: &str, system: &str) -> Option<Self> {
-        // The second field is the name of the program in parentheses, which may contain spaces.
+        // The second field of the line is the name of the program in parentheses, which may contain spaces, so the
+        // line is split after the last parenthesis.
         let (_, rest) = process.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The first field after the name of the program has the number 3.
+        // The first field in `fields` has the number 3.
         let field = |number: usize| fields.get(number - 3).copied();
         let ticks = |number: usize| field(number)?.parse::<f64>().ok();
         let start: i64 = field(22)?.parse().ok()?;

@@ -118,12 +118,13 @@ mod tests {
         queue.request(key("c"), after(100));
         assert_eq!(queue.depth(now), (1, Duration::ZERO));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
-        // The age of an entry counts from its first due time. A second request with a later time does not change it.
+        // The age of an entry counts from its first due time, so a second request with a later time does not change
+        // it.
         queue.request(key("a"), after(8));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
         queue.remove(&key("a"));
         assert_eq!(queue.depth(after(9)), (1, Duration::from_secs(4)));
-        // A change before the requested time makes the object due at once.
+        // `c` is requested again with an earlier time, so it becomes due at the earlier time.
         queue.request(key("c"), after(9));
         assert_eq!(queue.depth(after(10)), (2, Duration::from_secs(5)));
     }

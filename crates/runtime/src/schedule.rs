@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_entries_of_cron_lists_are_found() {
+    fn empty_list_entries_in_cron_schedules_are_rejected() {
         for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
             assert!(has_empty_entry(schedule), "{schedule}");
             let problem = Schedule::parse(schedule, None).unwrap_err().to_string();
@@ -182,12 +182,12 @@ mod tests {
     }
 
     #[test]
-    fn schedule_finds_rare_days_and_searches_no_impossible_days() {
+    fn schedule_finds_rare_days_and_does_not_search_for_impossible_days() {
         for (expression, expected) in [
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
             ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
-            // Within 28 years, February 29 is a Monday only once.
+            // In the 28 years from 2026 on, February 29 is a Monday only once, in 2044.
             ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
             ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
             ("0 0 30 2 *", None),
@@ -196,8 +196,8 @@ mod tests {
             ("0 0 1-7 * +1#5", None),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // If the expression matches no day, the search must not start, because it would examine three thousand
-            // years.
+            // `has_day` must be false if the expression matches no day. The schedule then starts no search, because
+            // the search would examine three thousand years.
             assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");
             assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");

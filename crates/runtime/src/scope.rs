@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn scope_annotation_selects_managed_objects() {
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());
-        // Each row has a scope and three results: without the annotation, with `clusterwide`, and with an unknown
-        // value.
+        // Each row has a scope and three results: for an object without the annotation, with the value `clusterwide`,
+        // and with another value.
         for (scope, expected) in [
             (Scope::namespace("a"), [true, false, false]),
             (list, [true, false, false]),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn scope_of_several_namespaces_is_shared() {
+    fn scope_is_shared_if_it_covers_several_namespaces() {
         assert!(!Scope::namespace("a").is_shared());
         assert!(Scope::Namespaces(["a", "b"].map(str::to_owned).into()).is_shared());
         assert!(Scope::Annotated.is_shared() && Scope::All.is_shared());

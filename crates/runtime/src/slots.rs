@@ -117,8 +117,8 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, `send` fails and the slot is dropped here, which admits the next task. The
-            // drop needs the lock, so the lock must not be held here.
+            // If the task no longer waits, `send` returns the slot, and the slot is dropped here. This drop takes the
+            // lock to admit the next task, so the lock must not be held here.
             drop(admit.send(slot));
         }
     }
@@ -184,7 +184,7 @@ mod tests {
         for store in ["s1", "s2"] {
             running.push(slots.acquire(place("greedy", store)).await);
         }
-        // The third task of the namespace must wait, and occupies no slot.
+        // The third task of the namespace must wait, so a slot remains for other namespaces.
         let mut third = Box::pin(slots.acquire(place("greedy", "s3")));
         assert!(third.as_mut().now_or_never().is_none());
         for namespace in ["a", "b"] {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_gets_half_of_read_slots_of_shared_operator() {
+    fn namespace_gets_at_most_half_of_read_slots_of_shared_operator() {
         let own = SlotLimits::of_reads(&Scope::namespace("n"));
         assert_eq!((own.concurrent, own.per_namespace), (4, 4));
         for shared in [Scope::Annotated, Scope::All] {

@@ -65,7 +65,7 @@ impl<S> Default for SnapshotCache<S> {
 
 impl<S: Clone> SnapshotCache<S> {
     fn memory(&self) -> MutexGuard<'_, Memory<S>> {
-        // A poisoned lock is safe to use, because no operation under the lock leaves the cache inconsistent.
+        // A poisoned lock is safe to use, because every operation under the lock keeps the cache consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl<S: Clone> SnapshotCache<S> {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
-        // An existing object is read again within this time, so older times belong to deleted objects.
+        // An existing object is read again within `2 * READ_INTERVAL`, so an older read belongs to a deleted object.
         let reads = &mut memory.reads;
         reads.retain(|_, read| now.duration_since(read.at) < 2 * READ_INTERVAL);
     }
@@ -211,7 +211,7 @@ mod tests {
         }
         assert!(cache.needs_read(UID, now), "a read alone ends no change");
         assert!(!cache.needs_read("other", now));
-        // An idle cluster has no step, so it is read at most once after its last change.
+        // A reconcile without a step ends the change, so the object needs no further read.
         cache.record_step(UID, false);
         assert!(!cache.needs_read(UID, now));
     }
@@ -221,7 +221,7 @@ mod tests {
         let (cache, now) = cache();
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
-        // A deleted child causes an event, which invalidates the snapshot.
+        // A deleted child causes a watch event, which invalidates the snapshot.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();
@@ -232,7 +232,7 @@ mod tests {
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());
-        // Without an event, the snapshot is dropped at its maximum age.
+        // Without a watch event, the snapshot is dropped at its maximum age.
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
         cache.forget(now + LONGEST);

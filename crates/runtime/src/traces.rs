@@ -174,7 +174,7 @@ mod tests {
         };
         let work = async {
             in_stage("observe", async { tracing::info!("the text of an event") }).await;
-            // Spans of dependencies are not sent.
+            // Spans of dependencies, such as `hyper`, must not be sent.
             tracing::info_span!(target: "hyper", "connection").in_scope(|| ());
         };
         let reconcile = async { in_reconcile(&object, work).await };
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(fields["namespace"], "prod");
         assert_eq!(fields["name"], "main");
         assert_eq!(fields["reconcile_id"].len(), 16);
-        // Invariant 14: texts of events are not sent.
+        // Invariant 14: texts of log events are not sent.
         assert!(!format!("{received:?}").contains("the text of an event"));
     }
 

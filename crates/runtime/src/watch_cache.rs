@@ -222,7 +222,8 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         };
         let group = (namespace.to_owned(), cluster.to_owned());
         let mut state = self.state_mut();
-        // Old reads are dropped rarely, because a scan of all clusters in each read would cost quadratic time.
+        // Old reads are dropped only once per `CAUGHT_UP`, because a scan of all clusters in each read would cost
+        // quadratic time.
         if state.swept.is_none_or(|at| at.elapsed() >= CAUGHT_UP) {
             state.swept = Some(read.at);
             state.reads.retain(|_, older| older.is_recent());

@@ -195,7 +195,8 @@ impl Sink for AbsSink {
     }
 
     async fn send(&self, number: usize, content: Bytes) -> Result<BlockId, Error> {
-        // All block IDs of a blob must have the same length.
+        // The Azure API requires that all block IDs of a blob have the same length, so the ID consists of numbers of
+        // fixed width.
         let id = BlockId::new(format!("{:016x}-{number:08}", self.upload));
         let headers = with_md5(&content);
         let store = &self.store;
@@ -234,8 +235,9 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // If the response to the commit was lost, the service rejects the retry of the commit. The upload
-                    // has succeeded if the blob consists of the blocks of this upload.
+                    // The client retries `put_block_list`. If the store has processed it but the response was lost,
+                    // the store rejects the retry. The upload has succeeded if the blob consists of the blocks of
+                    // this upload.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {
@@ -279,8 +281,8 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // With a chunk size of at least `wanted`, the client sends one request. With less than 4 MiB, it would request
-        // a checksum that few services calculate.
+        // The client splits a read into requests of `chunk_size`. With at least `wanted` bytes, it sends only one
+        // request. With less than 4 MiB, it would request a checksum that few Azure-compatible servers calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store

@@ -148,7 +148,8 @@ impl Encryptor {
     /// Fails if the cryptographic library fails.
     pub fn push(&mut self, mut content: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         while !content.is_empty() {
-            // A full chunk is encrypted only when more bytes follow, because the last chunk has a different nonce.
+            // The last chunk of an object has a different nonce. A full chunk is therefore encrypted only when more
+            // bytes follow, because only then it is known not to be the last chunk.
             if self.filling.len() == CHUNK {
                 self.seal(false, out)?;
             }
@@ -224,7 +225,8 @@ impl Decryptor {
             } else {
                 HEADER
             };
-            // A full chunk is decrypted only when more bytes follow, because the last chunk has a different nonce.
+            // The last chunk of an object has a different nonce. A full chunk is therefore decrypted only when more
+            // bytes follow, because only then it is known not to be the last chunk.
             if self.filling.len() == full {
                 self.open(false, out)?;
             }
@@ -288,8 +290,8 @@ impl Decryptor {
         let header = Aad::from(object.header);
         let content = object.key.open_in_place(nonce, header, &mut self.filling);
         let content = content.map_err(|_| damaged.clone())?;
-        // An empty chunk is valid only in an empty object, so that a content and a salt have exactly one encrypted
-        // form.
+        // An empty chunk is valid only in an empty object, because `Encryptor` writes an empty chunk for no other
+        // object.
         if content.is_empty() && object.next > 0 {
             return Err(damaged);
         }

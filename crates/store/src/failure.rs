@@ -43,7 +43,7 @@ impl Place {
 
     /// The error for a request without a response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // rustls reports this error if a server responds without TLS.
+        // rustls reports `InvalidContentType` if a server responds without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
@@ -101,7 +101,8 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Texts are shortened, because a store could otherwise fill conditions, Events and the log.
+        // `short` limits the texts of the response, because a store could otherwise fill conditions, Events and the
+        // log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -119,8 +120,8 @@ impl Place {
                 key: key.to_owned(),
             },
             ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(text()),
-            // Azure has no error code for clock skew, and reports it only in the message
-            // (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
+            // Azure reports clock skew with the general code `AuthenticationFailed`, so only the message identifies
+            // clock skew (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
             ("AuthenticationFailed", _) if message.contains("date header") => {
                 Error::ClockSkew(text())
             }
@@ -156,7 +157,8 @@ impl Place {
             )
             | (_, Some(401 | 403)) => Error::AccessDenied(text()),
             ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(text()),
-            // Google reports a missing bucket and a missing object with the same status. Only the message differs.
+            // Google responds with status 404 both for a missing bucket and for a missing object, so only the message
+            // distinguishes them.
             (_, Some(404)) if message.contains("bucket does not exist") => Error::NoSuchBucket {
                 bucket: self.bucket.clone(),
             },
@@ -265,7 +267,9 @@ mod tests {
         let text = no_identity.to_string();
         assert!(text.contains("name a Secret in the spec"), "{text}");
         assert!(!text.contains("check the credentials"), "{text}");
-        // An error response without a reason comes from an object store only if the request was HEAD.
+        // An object store responds to a failed GET with an error code, so a response without a code comes from
+        // another server. It responds to a failed HEAD without a code, so another server is recognized only by a
+        // status such as 301 or 405, which no object store sends.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

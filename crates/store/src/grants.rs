@@ -82,7 +82,8 @@ impl Grants {
                 without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
             ),
             StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
-            // OSS, PersistentVolumeClaims and local directories never use the operator's identity.
+            // OSS, PersistentVolumeClaims and local directories never use the operator's identity, so they need no
+            // grant.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
@@ -250,7 +251,7 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // An object with a Secret, or in the operator's own namespace, needs no grant.
+            // No grant is needed if the object names a Secret, or if it is in the operator's own namespace.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }

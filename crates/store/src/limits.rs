@@ -195,7 +195,7 @@ mod tests {
         let pages = (0..).map(|page| listing.advance(&page.to_string()));
         assert_eq!(pages.take_while(Result::is_ok).count(), MAX_PAGES - 1);
 
-        // A cycle of several pages is detected too.
+        // `advance` also detects a cycle of several pages.
         let mut listing = Listing::<()>::new(&place, "p");
         for marker in ["a", "b", "c"] {
             listing.advance(marker).unwrap();

@@ -161,7 +161,7 @@ impl LocalStore {
 
     fn begin_at(&self, key: &str, target: PathBuf) -> Result<LocalUpload, Error> {
         let explain = |error: std::io::Error| self.directory.explain(key, &error);
-        // If the root directory is missing, the volume is not mounted.
+        // The upload fails if the root directory does not exist, because then the volume is not mounted.
         fs::metadata(self.directory.root()).map_err(explain)?;
         self.check_links(&target)?;
         let base = self.base();
@@ -188,7 +188,8 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The first backup creates the directory of the namespace. Before that, the listing is empty.
+            // The directory of a namespace does not exist before its first backup, so the listing is then empty. If
+            // the root directory does not exist either, the volume is not mounted, and the listing fails.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -203,8 +204,8 @@ impl LocalStore {
     }
 
     fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // An unfinished file is in the same directory as its target file, so the search starts in the directory of the
-        // prefix.
+        // An unfinished file is in the same directory as its target file, so the search starts in the directory part
+        // of `prefix`.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         self.check_links(&self.base().join(below))?;
         let mut folders = vec![below.to_owned()];
@@ -251,8 +252,8 @@ fn described(key: String, metadata: &Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // On network volumes, the times and inode numbers of a file can differ between reads, so they cannot identify a
-        // version.
+        // `tag` is `None`, because on network volumes the times and inode numbers of an unchanged file can differ
+        // between reads.
         tag: None,
     }
 }
@@ -262,8 +263,7 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The owner replaces some of the random digits, so that the name has the same length as a name without an
-        // owner.
+        // The owner replaces some of the random digits, so that both forms of the name have the same length.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

@@ -80,8 +80,8 @@ impl<S: Sink> Parts<S> {
         self.written += chunk.len() as u64;
         while !chunk.is_empty() {
             let size = part_size(self.first, self.begun);
-            // A full first part is sent only when more bytes follow, because an object of one part needs no multipart
-            // upload.
+            // A full first part is sent only when more bytes follow, because an object that consists of one part is
+            // sent without a multipart upload.
             if self.filling.len() == size {
                 let content = std::mem::take(&mut self.filling).freeze();
                 self.send(content).await?;
@@ -94,7 +94,7 @@ impl<S: Sink> Parts<S> {
             let now = chunk.split_to(room.min(chunk.len()));
             self.filling.extend_from_slice(&now);
         }
-        // All parts after the first are sent as soon as they are full.
+        // Every part after the first is sent as soon as it is full.
         if self.begun > 0 && self.filling.len() == part_size(self.first, self.begun) {
             let content = std::mem::take(&mut self.filling).freeze();
             self.send(content).await?;
@@ -194,9 +194,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_allowed_snapshot_fits_in_maximum_parts() {
+    fn largest_snapshot_fits_into_maximum_number_of_parts() {
         let sizes = || (0..MAX_PARTS).map(|part| part_size(PART, part));
-        // The largest value of --max-snapshot is 110 GiB.
+        // 110 GiB is the largest value of --max-snapshot.
         assert!(sizes().map(|size| size as u64).sum::<u64>() > 110 << 30);
         assert_eq!(sizes().max(), Some(12 << 20));
         assert_eq!(sizes().take(1000).max(), Some(PART));
@@ -246,7 +246,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Parts with odd numbers take longer, so that later parts complete before earlier parts.
+            // Parts with odd numbers take longer, so that some parts complete before earlier parts.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {

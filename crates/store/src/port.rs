@@ -182,7 +182,8 @@ pub trait Store: Send + Sync {
     /// Callers pass the start of their own process, so these uploads belong to processes that have ended.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
-            // Invariant 13: the listing also contains uploads of other objects whose keys begin with `key`.
+            // Invariant 13: uploads with another key are kept, because the listing contains all uploads whose keys
+            // begin with `key`.
             if unfinished.key == key && unfinished.is_older_than(begun_before) {
                 self.discard(&unfinished).await?;
             }

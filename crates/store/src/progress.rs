@@ -134,14 +134,14 @@ mod tests {
             total: Some(9),
         };
         let server = tokio::spawn(serve_at(listener, move || moved));
-        // A client that neither sends nor reads does not block other clients.
+        // `_silent` neither sends nor reads. The server must still answer the next client.
         let _silent = TcpStream::connect(address).await.unwrap();
         assert_eq!(read_at(address).await, Some(moved));
         server.abort();
     }
 
     #[test]
-    fn malformed_progress_is_ignored() {
+    fn progress_round_trips_and_malformed_progress_is_ignored() {
         for moved in [
             Moved::default(),
             Moved {

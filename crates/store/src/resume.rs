@@ -215,7 +215,7 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // The length of the block does not divide the part size, so all parts differ.
+            // The length of `block` does not divide the part size, so no two parts have the same content.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
@@ -277,7 +277,7 @@ mod tests {
     async fn parts_are_read_concurrently_and_in_order() {
         let size = 3 * CONCURRENT_PARTS as u64 * PART;
         let source = Arc::new(TestObject {
-            // Sequential requests would wait at this barrier forever.
+            // If the reader requested one part after the other, the first request would wait at this barrier forever.
             concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
             ..TestObject::of(size)
         });
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_object_is_read_in_one_request() {
+    async fn object_of_up_to_one_part_is_read_with_at_most_one_request() {
         for size in [0, 1, PART - 1, PART] {
             let source = Arc::new(TestObject::of(size));
             let object = read(Arc::clone(&source), size, None);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn interrupted_part_is_read_from_last_offset() {
+    async fn read_of_interrupted_part_resumes_at_last_received_byte() {
         let size = 2 * PART + 5;
         let source = Arc::new(TestObject {
             breaks: (AtomicUsize::new(3), 100),

@@ -18,8 +18,8 @@ pub fn mounted(directory: &Path) -> io::Result<SecretData> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let key = entry.file_name().to_string_lossy().into_owned();
-        // The kubelet also creates directories and links whose names start with two dots. The name of a key may start
-        // with one dot.
+        // The kubelet adds directories and links whose names start with two dots. They are skipped. A key of a Secret
+        // may start with one dot.
         if !key.starts_with("..") && entry.path().is_file() {
             data.insert(key, fs::read(entry.path())?);
         }

@@ -229,7 +229,7 @@ mod tests {
 
     /// The content survives every split of the stream, even within the first bytes.
     #[test]
-    fn content_round_trips_for_every_chunk_size() {
+    fn compressed_or_encrypted_content_round_trips_for_each_chunk_size() {
         for size in [0, 1, 3, 4, 7, 8, 60, 1000, 300_000] {
             let content = content(size);
             for (compress, encrypt) in [(false, false), (true, false), (false, true), (true, true)]

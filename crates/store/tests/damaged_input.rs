@@ -76,7 +76,7 @@ impl TestServer {
             for mut stream in listener.incoming().flatten() {
                 let (status, body) = current.lock().unwrap().clone();
                 std::thread::spawn(move || {
-                    // Each request of this test has no body and fits into one read.
+                    // One `read` suffices, because each request of this test is short and has no body.
                     let mut request = [0; 1 << 14];
                     if !matches!(stream.read(&mut request), Ok(read) if read > 0) {
                         return;
@@ -173,8 +173,8 @@ fn damaged_store_responses_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
-            // Random changes of the response add only a few entries. More names would mean that the client repeats
-            // pages.
+            // Random changes of a response add only a few names. A hundred names would mean that the client reads a
+            // page more than once.
             prop_assert!(names.len() < 100, "{:?}", names);
         }
         assert_little_memory();
@@ -237,7 +237,7 @@ fn damaged_encrypted_objects_are_rejected() {
     let samples: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
     proptest!(cases(256), |(object in damaged(&samples))| {
         if let Ok(found) = bounded(|| unpacked(&object)) {
-            // Only an object whose content is unchanged may be accepted.
+            // An object that decrypts without an error must have the original content.
             prop_assert!(found == content());
         }
         assert_little_memory();

@@ -66,7 +66,7 @@ async fn request_to_wrong_store_endpoint_fails_with_remedy() {
         assert!(error.contains("use a URL with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // One answer is that of a TLS server that receives plain HTTP. The other answers are those of web servers.
+    // The first answer comes from a TLS server that receives plain HTTP. The other answers come from web servers.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",
@@ -80,7 +80,7 @@ async fn request_to_wrong_store_endpoint_fails_with_remedy() {
         }
     }
 
-    // The server responds with a web page, like a proxy that blocks the request.
+    // The server responds with a web page, like a proxy that blocks requests.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

@@ -120,7 +120,7 @@ async fn hostile_store_endless_list_response_is_limited() {
             let sent = server.sent() - before;
             assert!(sent < 16 * MIB + BUFFERS, "{name}: {sent} bytes");
         }
-        // The three clients have sent one request each, without retries.
+        // The server counted one request of each of the three clients, so no client retried.
         assert_eq!(server.requests(), 3);
     }
     assert_little_memory();
@@ -137,7 +137,8 @@ async fn hostile_store_endless_error_and_write_responses_are_limited() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // Azure's client reads no body of a successful response, so it detects no endless body.
+            // The Azure client does not read the body of a successful response, so it does not notice that the body
+            // is endless.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -216,7 +217,7 @@ async fn hostile_store_slow_listing_times_out() {
         assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
     };
     with_listing_timeout(limit, all).await;
-    // Without the time limit of the listing, each request would time out only after 20 s.
+    // Without the time limit of the whole listing, only the timeout of a single request (20 s) would apply.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -227,7 +228,7 @@ async fn hostile_store_slow_listing_times_out() {
 /// Responses that need many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // A list in chunks of one byte.
+    // The listing arrives in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());
@@ -239,7 +240,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
         assert_limit(name, &server, result, "more than 16 MiB");
     }
 
-    // A list of empty entries, 15 MiB in total.
+    // The listing consists of empty entries, 15 MiB in total.
     let server = HostileServer::start(|request| {
         let (entry, end) = match beginning(request) {
             json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),

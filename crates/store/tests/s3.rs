@@ -316,7 +316,7 @@ async fn objects_are_stored_with_object_lock() {
 }
 
 #[tokio::test]
-async fn upload_to_store_ignoring_encryption_leaves_no_data() {
+async fn upload_leaves_no_data_if_store_ignores_encryption() {
     let server = S3Server::start(&["bucket"]);
     let mut config = server.config("bucket");
     config.protection.encryption = Some(ServerSideEncryption::Aes256);
@@ -351,7 +351,8 @@ async fn invariant_12_store_rejects_damaged_data() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // Damages one byte in each piece of the body, but not in the head of the request.
+                            // After the first 100,000 bytes, the last byte of each piece is damaged, so the head of
+                            // the request stays unchanged.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

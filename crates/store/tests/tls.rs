@@ -46,7 +46,7 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // None of the clients trusts the CA of this server.
+    // The certificate of `server` is not signed by this CA.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),
@@ -93,7 +93,8 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
         }
     }
 
-    // The connection succeeds if the client trusts the CA or does not verify certificates.
+    // The connection succeeds if the client trusts the CA of the server, or if the client does not verify
+    // certificates.
     for config in [
         S3Config {
             ca: Some(ca.into_bytes()),

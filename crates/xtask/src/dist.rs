@@ -139,7 +139,8 @@ fn check_output(folder: &Path) -> Result<()> {
 
 /// Writes the files of the release to the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // git is queried before the first file is written, because it would report a modified checkout afterwards.
+    // `Origin::of_checkout` calls git before the first file is written, because git would afterwards report a
+    // modified checkout.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say(

@@ -92,7 +92,8 @@ impl Program {
     /// Starts the testbed, builds the operators and the program, and creates an empty folder.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
-        // Starts nodes that an earlier drill has stopped, because `up` rejects a testbed with stopped nodes.
+        // An earlier drill may have stopped nodes of the testbed. They are started first, because `begin_cluster`
+        // rejects a testbed with stopped nodes.
         testbed::commands::mend_if_up()?;
         let place = Where::default();
         let (early, _) = progress::timed("testbed", || drive::begin_cluster(&place, None))?;

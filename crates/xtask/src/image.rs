@@ -166,7 +166,8 @@ pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     };
     content.names = vec![image.reference.clone()];
     if !image.archive.is_file() {
-        // Other commands may write the same image now, so each uses its own temporary file.
+        // The name of the temporary file contains the process ID, because another command may write the same image at
+        // the same time.
         let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
         progress::step("writing the image", || content.write(&temporary))?;
         fs::rename(&temporary, &image.archive)
@@ -302,7 +303,7 @@ fn remove_old_archives(folder: &Path) -> Result<()> {
     archives.sort();
     let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // Another command may have removed the archive already.
+        // An error is ignored, because another command may have removed the archive already.
         let _ = fs::remove_file(archive);
     }
     Ok(())

@@ -57,7 +57,8 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // If a program has printed a text without a line break, the JSON of libtest follows on the same line.
+    // The JSON of libtest may start in the middle of the line, because the test program may have printed a text
+    // without a line break.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;

@@ -15,13 +15,13 @@ struct Need {
 }
 
 const BUILD: &[Need] = &[
-    // The build script of the crate etcd-client needs the protobuf compiler.
+    // The build script of the crate etcd-client runs the protobuf compiler.
     Need {
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
-    // The build script of the crate etcd-client needs these protobuf definitions, which are not part of the compiler's
-    // package.
+    // The build script of the crate etcd-client reads these protobuf definitions, which are not part of the package
+    // protobuf-compiler.
     Need {
         package: "libprotobuf-dev",
         evidence: &[

@@ -117,7 +117,7 @@ impl Pool {
         later: Option<Duration>,
     ) -> Self {
         let mut waiting: Vec<usize> = (0..jobs.len()).collect();
-        // A job without a recorded duration starts first, because it may be the longest.
+        // A job without an expected duration starts first, because it may be the longest.
         waiting.sort_by_key(|index| std::cmp::Reverse(expected[*index].unwrap_or(Duration::MAX)));
         Self {
             total: jobs.iter().map(|job| job.tests).sum(),
@@ -157,7 +157,7 @@ impl Pool {
             Ok(Event::Line(index, line)) => self.read(index, line),
             Ok(Event::Error(index, line)) => self.keep(index, line),
             Ok(Event::Ended(index, status)) => self.end(index, status),
-            // The channel stays connected, because this thread also holds a sender.
+            // `Disconnected` cannot occur, because this thread also holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.heartbeat(),
         }
     }
@@ -328,12 +328,12 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // Waits until both threads that read the output have ended, or until the time limit.
+            // `recv_timeout` waits until both threads that read the output have ended, at most for `LAST_OUTPUT`.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // Sending fails only after a panic of the receiving thread.
+    // An error is ignored, because the receiver is dropped only after a panic of its thread.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn process_left_by_test_program_does_not_block_run() {
+    fn background_process_of_ended_test_program_does_not_block_run() {
         let begun = Instant::now();
         let done = run_scripts(&[("a", &format!("{OK}; sleep 20 &"))]);
         assert_eq!(done.tests.len(), 1);
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
-        // A job without a recorded duration counts as the mean of the others.
+        // A job without an expected duration counts with the mean of the other jobs.
         assert_eq!(
             pool(&[Some(10), Some(20), None]).left(),
             Some(Duration::from_millis(22_500))

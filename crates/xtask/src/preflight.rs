@@ -148,7 +148,7 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
         && {program} -t nat -A TRY -p tcp -j DNAT --to-destination {target} \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2"
     );
-    // Loads kernel modules. Errors are ignored, because a module may be built in.
+    // Errors of `modprobe` are ignored, because a module may be built into the kernel.
     for module in [
         "br_netfilter",
         "overlay",
@@ -225,7 +225,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount exists only in the new mount namespace, so it ends with the command.
+    // The mount exists only in the mount namespace of `unshare`, so it ends with the command.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();

@@ -100,7 +100,7 @@ fn clone(commit: &str) -> Result<PathBuf> {
     if source.is_dir() {
         return Ok(source);
     }
-    // Only the clone of the last run is kept.
+    // The clone of another commit is removed, because only one clone is kept.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_packages_of_commit_are_selected() {
+    fn packages_that_do_not_exist_in_commit_are_not_selected() {
         let dir = tempfile::tempdir().unwrap();
         for folder in ["crates/cluster", "e2e"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();

@@ -113,8 +113,9 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // An older patch release, for updates within a minor release. No test restores into it, so etcdctl and etcdutl are
-    // not built. Tests find programs by the prefix of the folder, so this release has another prefix.
+    // Tests of updates within a minor release use this older patch release. etcdctl and etcdutl are not built,
+    // because no test restores into it. The name has another prefix than `etcd-3`, by which tests find the other
+    // releases.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -131,8 +132,8 @@ const MODULES: &[Module] = &[
         name: "etcd-3.7",
         builds: ETCD,
     },
-    // The etcd of coreos/etcd-operator, for tests of the migration. This version is not supported, so its name has
-    // another prefix.
+    // Tests of the migration use this etcd version of coreos/etcd-operator. The name has another prefix than
+    // `etcd-3`, so that other tests do not use this version, which the project does not support.
     Module {
         name: COREOS_ETCD,
         builds: &[
@@ -165,7 +166,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // porcupine, which checks that the operations of `cargo xtask soak` are linearizable.
+    // porcupine checks that the operations of `cargo xtask soak` are linearizable.
     Module {
         name: "linearize",
         builds: &[Build {
@@ -388,7 +389,7 @@ fn build(module: &Module, flags: &str, source: &Path, folder: &Path) -> Result<(
 }
 
 fn go_version() -> Result<String> {
-    // A `go.mod` can select another version of Go, so the command runs in the folder of a module.
+    // The command runs in the folder of a module, because its `go.mod` can select another version of Go.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
         .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
@@ -457,7 +458,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             KUBE => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // Only the newest etcd release provides `etcdctl` and `etcdutl`.
+            // `etcdctl` and `etcdutl` are linked only from the newest etcd release.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

@@ -45,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // A panic of the thread that prints progress does not affect the result.
+    // A panic of the thread that prints progress is ignored, because it does not affect `result`.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {

@@ -190,7 +190,7 @@ fn vocabulary_report(passages: &[Found]) -> String {
 fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
     let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
-        // Test names have underscores instead of spaces.
+        // Underscores of a test name are replaced by spaces, because `vocabulary::uses` looks for words.
         let text = match passage.kind {
             Kind::TestName => &passage.text.replace('_', " "),
             _ => &passage.text,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn length_report_covers_only_documents() {
+    fn length_report_contains_only_passages_of_documents() {
         let long = "word ".repeat(PARAGRAPH_WORDS + 1);
         let report = |kind| length_report(&[found("docs/a.md", kind, &long)]);
         let documents = report(Kind::Document);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn old_vocabulary_is_within_limit() {
+    fn uses_of_old_vocabulary_are_within_limit() {
         let passages = read(&checkout::root()).unwrap();
         let uses = vocabulary_uses(&passages).values().sum();
         let share = per_thousand_lines(uses, &passages);

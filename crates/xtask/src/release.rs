@@ -78,8 +78,8 @@ fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     Ok(vec![
         (cargo, "/cargo"),
         (checkout::root(), "/source"),
-        // The target directory is listed after the checkout, because it is often below the checkout, and rustc uses
-        // the last replacement that matches.
+        // The target directory comes after the checkout, because it is often below the checkout, and rustc uses the
+        // last `--remap-path-prefix` that matches.
         (checkout::target()?, "/target"),
         (library, "/rustc"),
     ])

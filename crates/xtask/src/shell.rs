@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn tail_of_short_text_is_whole_text() {
+    fn tail_contains_at_most_requested_number_of_lines() {
         assert_eq!(tail("a\nb\n", 5), "a\nb");
         assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
     }

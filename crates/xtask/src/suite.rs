@@ -205,7 +205,8 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // The machine is checked before the compilation, so that a missing requirement is reported within seconds.
+            // `preflight::check` runs before the compilation, so that a missing requirement is reported within
+            // seconds.
             preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
         let kubernetes = options.place.platform.kubernetes()?;
@@ -215,8 +216,8 @@ impl Run {
             .map(previous::find)
             .transpose()?;
         thread::scope(|scope| {
-            // The programs of the testbed are built during the compilation, because each takes minutes on a new
-            // machine.
+            // The programs of the testbed are built during the compilation, because on a new machine each of them
+            // takes minutes.
             let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
             let compiled = self.stage(COMPILE, |_| compile(options, commit.as_ref()))?;
             let is_needed = compiled.needs_previous();
@@ -231,7 +232,7 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers, which are programs of the testbed.
+                    // Unit tests also need the programs of the testbed, because many of them start real servers.
                     programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -240,8 +241,8 @@ impl Run {
                 return Ok(());
             }
             let earlier = match &commit {
-                // This build runs after the unit tests, because it overwrites the program of the operators, which they
-                // use.
+                // The build of the previous commit runs after the unit tests, because it overwrites the program of
+                // the operators, which unit tests use.
                 Some(Commit::Found(commit)) if is_needed => {
                     Some(self.stage(EARLIER, |_| previous::build(commit))?)
                 }
@@ -249,7 +250,7 @@ impl Run {
             };
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The image must exist before the next stage, which loads it into the nodes.
+                // The image is built in this stage, because the next stage loads it into the nodes.
                 let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -463,8 +464,8 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // With this value, kubectl and helm collect garbage less often, which saves CPU time. The daemons of the
-        // testbed use it too.
+        // GOGC makes kubectl and helm collect garbage less often, which saves CPU time. The daemons of the testbed
+        // use the same value.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

@@ -360,8 +360,8 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // The mount points on the machine are removed only if no other testbed is up, because the removal also unmounts
-    // what other testbeds have mounted on them.
+    // The mount points on the machine are removed only if no other testbed is up, because their removal also unmounts
+    // the folders of other testbeds.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }
@@ -376,7 +376,7 @@ fn keep_logs(run_folder: &Path) {
         let _ = fs::remove_dir_all(&to);
         let _ = fs::create_dir_all(&to);
         for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
-            // The testbed is stopped even if a log cannot be copied.
+            // An error is ignored, so that the testbed is stopped even if a log cannot be copied.
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
@@ -408,7 +408,7 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // The state file is written before the first process starts, so that after an interrupted start, the next command
+    // The state file is written before the first process starts. If the start is interrupted, the next command then
     // finds the file and removes the incomplete testbed.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;

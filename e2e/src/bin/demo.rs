@@ -162,7 +162,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // An interrupted demo may have left the namespace.
+        // The namespace is deleted first, because an interrupted demo may have left it.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn step_is_at_least_one_second() {
+    fn query_step_grows_with_time_range_and_is_at_least_one_second() {
         let step = |end: f64| Span { start: 0.0, end }.step();
         assert!((step(60.0) - 1.0).abs() < 1e-9);
         assert!((step(2000.0) - 10.0).abs() < 1e-9);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn axis_is_scaled_to_largest_unit() {
+    fn axis_uses_largest_unit_that_does_not_exceed_maximum() {
         let tolerance = 1e-9;
         assert!((scale("bytes", 20_000_000.0) - 1_048_576.0).abs() < tolerance);
         assert!((scale("s", 0.02) - 1e-3).abs() < tolerance);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_map_numbers_of_one_column() {
+    fn override_applies_value_mapping_to_one_column() {
         let mappings = json!([{"type": "value", "options": {"0": {"text": "No", "color": "red"}}}]);
         let panel = json!({"fieldConfig": {"defaults": {"unit": "none"}, "overrides": [{
             "matcher": {"id": "byName", "options": "Quorum"},

@@ -119,11 +119,12 @@ impl Sandbox {
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // The operator may have deleted the pod already, if it considers the member lost.
+        // The pod may already be deleted, because the operator deletes the pod of a member that it considers lost.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        // The member may restart on its volume between two polls. A watch of the status does not miss the loss.
+        // A watch observes the loss in the status. Polls could miss it, because the member may restart on its volume
+        // between two polls.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
         let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {

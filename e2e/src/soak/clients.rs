@@ -125,7 +125,8 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap needs the current value of the key. A client that does not know it reads the key first.
+                // A swap must name the current value of the key. A client that does not know this value reads the key
+                // instead.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };

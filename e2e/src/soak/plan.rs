@@ -229,8 +229,8 @@ impl Planner {
             8 if self.dice.percent(LOST_NODE_PERCENT) => Fault::LoseNode { pick },
             8 => Fault::StopNode {
                 pick,
-                // If the node is stopped for longer than `spec.memberReplacement.after`, the operator may replace its
-                // members.
+                // The time may exceed `spec.memberReplacement.after`. The operator may then replace the members on
+                // the node.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {

@@ -107,8 +107,8 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // Kubernetes before 1.21 publishes unready addresses because of the annotation above, later versions because
-        // of this field.
+        // Kubernetes 1.21 and later publish unready addresses because of this field, and earlier versions because of
+        // the annotation above.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
@@ -199,8 +199,9 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the other members accept a new member only when DNS has its name. The old operator waited for
-            // this in an init container. In this test, the etcd container fails and restarts until then.
+            // With TLS, the etcd container must be restarted until DNS has the name of the new member, because until
+            // then the other members reject it. The init container of the old operator waited for DNS, but the init
+            // container of this test does not.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -240,8 +241,8 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Creates all objects of the old cluster, and waits until its members are ready.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The old pods have no security context, which the restricted Pod Security Standard does not allow. So the
-    // namespace gets the privileged standard.
+    // The namespace gets the privileged Pod Security Standard, because the old pods have no security context, which
+    // the restricted standard forbids.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[
@@ -299,11 +300,11 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // etcd refuses to add a member until the existing members have been connected for some seconds, so the
-            // request is retried.
+            // The request is repeated, because etcd refuses to add a member until the existing members have been
+            // connected for some seconds.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // An earlier request added the member, but its response was lost.
+                    // The member was added by an earlier request whose response was lost.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -360,8 +361,8 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
 /// Creates an old cluster, starts the operator, and waits until the adoption is complete. Returns the client that
 /// wrote during the adoption.
 pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) -> Result<Writer> {
-    // The sandbox has already installed the new operator. It is stopped until the old cluster exists, as in a real
-    // migration. The old operator itself does not run in this test.
+    // The operator, which the sandbox has already installed, is stopped until the old cluster exists, as in a real
+    // migration. coreos/etcd-operator itself does not run in this test.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
@@ -376,9 +377,9 @@ pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) 
     })
     .await?;
     let writer = if matches!(form, Form::Tls) {
-        // A member with TLS looks up the names in the certificate of a peer in DNS, with the cluster domain
-        // (`isHostInDNS` in etcd's `client/pkg/transport`). The old operator therefore required names with and without
-        // this domain.
+        // The certificate contains each DNS name with and without the cluster domain, as the old operator required. A
+        // member with TLS appends the cluster domain to the names in the certificate of a peer, and looks them up in
+        // DNS (`isHostInDNS` in etcd's `client/pkg/transport`).
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;

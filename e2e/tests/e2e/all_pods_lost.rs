@@ -16,8 +16,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // In a graceful deletion, the leader first transfers its leadership, and members wait for their clients. So
-        // both kinds of deletion are tested.
+        // Both kinds of deletion are tested, because in a graceful deletion the leader first transfers its
+        // leadership, and members wait for their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -72,8 +72,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports the lost quorum. It names the remedy only after the API server has
-                // removed the pods.
+                // The operator first reports the lost quorum without a remedy. It names the EtcdRestore only after
+                // the API server has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"

@@ -177,7 +177,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // The name of this location starts with the granted name, but is not inside the granted location.
+    // This location begins with the text of the granted location, but is not inside it.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

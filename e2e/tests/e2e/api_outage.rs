@@ -18,7 +18,7 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // Prefers the leader as victim, unless the leader is on the operator's node.
+    // The victim is the leader, unless the leader is on the operator's node.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;

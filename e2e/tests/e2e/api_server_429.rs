@@ -127,7 +127,7 @@ async fn operator_slows_down_while_api_server_rejects_requests() {
         let before = operator(sandbox).await?;
         let limit = Limit::set(sandbox).await?;
         let outcome = requests_are_repeated_slowly(sandbox, &limit).await;
-        // The limit is cluster-scoped, so it is removed even after a failure.
+        // The limit is also removed after a failure, because it is cluster-scoped and would outlive the namespace.
         limit.remove().await?;
         outcome?;
         sandbox.await_members("c", 3).await?;

@@ -133,7 +133,8 @@ async fn password_changes_and_backup_keeps_its_own(
     written: i64,
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
-    // The Secret has the second password, but the restored cluster has the first. The EtcdRestore must report this.
+    // The Secret contains the second password, but the restored cluster has the first password. The EtcdRestore must
+    // report this.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -149,7 +150,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // Without a trigger, the operator reads the changed Secret within a minute.
+    // No trigger is needed, because the operator reads the changed Secret within a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,

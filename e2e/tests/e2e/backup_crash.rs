@@ -147,8 +147,8 @@ async fn crash_during_backup(
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // These keys are newer than the snapshot of the crashed process. The backup has them only if the next process
-    // takes a new snapshot.
+    // The backup contains these keys only if the next process takes a new snapshot, because they are newer than the
+    // snapshot of the crashed process.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }

@@ -84,7 +84,7 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
         "a backup pod was created, although its PVC does not exist"
     );
 
-    // Without a PVC, no backup is stored, so the deletion must not wait for the PVC.
+    // Without the PVC, no backup was stored, so the deletion of the EtcdBackup must not wait for the PVC.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -135,8 +135,8 @@ async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
 /// unbound PVC.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // The PVC `none` is never bound, so the backup pod of this EtcdBackup is never scheduled. The operator reports this
-    // after a minute, and other backups must run during this time.
+    // The PVC `none` is never bound, so the backup pod of the EtcdBackup `nowhere` is never scheduled. The operator
+    // reports this after a minute. Other backups must run during this minute.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -154,8 +154,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // After the first backup, one or two backups may exist, later always two. If a deletion fails,
-        // `status.backups` is corrected only after a retry, so the test polls.
+        // After the first backup, one or two backups may exist, and after each later backup exactly two. The test
+        // polls, because `status.backups` is corrected only after a retry if a deletion fails.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {

@@ -36,8 +36,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // The EtcdBackup `by-name` names the cluster and so uses the cluster's Secrets. The other EtcdBackup names an
-        // endpoint and its own Secrets.
+        // The EtcdBackup `by-name` names the cluster, so it uses the cluster's Secrets. The EtcdBackup `by-endpoint`
+        // names an endpoint and its own Secrets.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
@@ -56,7 +56,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // Without a password, etcd denies access. The EtcdBackup must report this error of its backup pod.
+        // The EtcdBackup `refused` has no password, so etcd denies access. The EtcdBackup must report this error of
+        // its backup pod.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

@@ -35,7 +35,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
         field(done, "/status/startTime").as_str(),
         field(done, "/status/completionTime").as_str(),
     );
-    // Times in UTC with the same precision can be compared as texts.
+    // The two times can be compared as text, because both are in UTC and have the same precision.
     ensure!(
         began.is_some() && began <= ended,
         "began {began:?}, ended {ended:?}"
@@ -91,7 +91,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // No client writes between the last key and the snapshot, so the backup has the revision of the last key.
+    // The backup has the revision of the last key, because no client writes between this key and the snapshot.
     let revision = field(&done, "/status/etcdRevision");
     ensure!(
         *revision == before.state.revision,
@@ -211,7 +211,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
     let bytes = field(done, "/status/progress/bytes").as_i64();
     let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
-    // The metrics endpoint prints integers without a decimal point.
+    // The expected values are integers, because the metrics endpoint prints them without a decimal point.
     let expected = [
         ("size_bytes", bytes),
         ("progress_bytes", bytes),
@@ -224,7 +224,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         DEADLINE,
         async || {
             let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-            // The sum of no numbers is -0 in Rust. Adding 0 changes it to 0.
+            // The sum of no numbers is -0 in Rust, and adding 0 changes it to 0.
             let measured =
                 |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
             let found = expected.map(|(what, _)| (what, measured(what).to_string()));

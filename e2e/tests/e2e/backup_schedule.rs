@@ -122,8 +122,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster `s` has a schedule in its spec. It is created first, so that its backups are made while other
-        // steps run.
+        // The cluster `s` has a schedule in its spec. It is created first, so that its backups are made during the
+        // other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -134,7 +134,8 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
         drop(keys);
         step("apply retention", keeps_newest(sandbox)).await?;
-        // Kubernetes takes up to a minute to start the Job. Other steps run during this time.
+        // The CronJob is created here and checked in the last step, because Kubernetes takes up to a minute to start
+        // its Job.
         let jobs = step("create a CronJob", create_cron_job(sandbox)).await?;
         step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
         let returned = returns_from_own_backup(sandbox, written);
@@ -148,7 +149,7 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
 /// Makes backups every five seconds, and restarts the operator during this time.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // This name has the form of a backup by coreos/etcd-operator, so retention deletes the object.
+    // The last key has the form of a backup by coreos/etcd-operator, so retention must delete this object.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -167,7 +168,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The operator keeps no state in memory, so it must continue the schedule after a restart.
+            // The restarted operator must continue the schedule, although it keeps no state.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -180,7 +181,8 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may still belong to the previous backup, so the test also checks the list of backups.
+            // The number of backups is checked too, because the condition `RetentionApplied` may still belong to the
+            // previous backup.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -352,7 +354,7 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let from = format!("--from=cronjob/{CRON_JOB}");
     sandbox.kubectl(&["create", "job", "run-1", &from]).await?;
     await_jobs(sandbox).await?;
-    // The EtcdBackup has the name of the Job.
+    // The EtcdBackup has the name of its Job.
     names.push("run-1".to_owned());
     for name in &names {
         await_complete(&backups, name, DEADLINE).await?;
@@ -431,7 +433,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The new backup, two old backups that retention keeps, and the objects of other software.
+            // The bucket must contain the new backup, two old backups that retention keeps, and the objects of other
+            // software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

@@ -79,7 +79,8 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // The operator sends tokens only to Google or to the endpoint in the Secret, which is the server of the testbed.
+    // The Secret names the server of the testbed as endpoint, because the operator sends tokens only to Google or to
+    // the endpoint in the Secret.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?

@@ -78,7 +78,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     sandbox
         .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "succeeded"])
         .await?;
-    // The cluster still serves clients, and the operator deletes the verification pod.
+    // The cluster must still serve clients, and the operator must delete the verification pod.
     keys.fill("later/", 1, |_| ()).await?;
     let ours = ListParams::default().labels("app.kubernetes.io/name=etcd-backup-verification");
     until(
@@ -124,8 +124,8 @@ async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) ->
         .await_event(Kind::EtcdBackup, "damaged", &["VerificationFailed"])
         .await?;
     bucket.write(KEY, whole).await?;
-    // Removing `spec.verification` also removes the result from the status. When the field is set again, a
-    // verification starts without a pause.
+    // Without `spec.verification`, the status contains no result of a verification. When the field is set again, a
+    // verification must start at once.
     verify(sandbox, "null").await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
     await_object(

@@ -105,10 +105,10 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The operator ignores the field `busyboxImage`, and reports this.
+        // The operator must ignore the field `busyboxImage`, and report this.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // The Secrets of this spec do not exist. The operator must start no member, because the member would have no
-        // TLS.
+        // The Secrets of this spec do not exist. The operator must start no member, because a member without the
+        // Secrets would have no TLS.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -136,7 +136,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // The first version of this cluster has no image. The user corrects it, as the message of the condition
+        // The cluster `unreal` has a version without an image. The user corrects it, as the message of the condition
         // recommends.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
@@ -206,8 +206,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // This EtcdBackup has three mistakes, which the test corrects one by one: the Secret does not exist, lacks a key,
-    // and has wrong credentials.
+    // This EtcdBackup has three mistakes, which the test corrects one by one: the Secret does not exist, then lacks a
+    // key, and then has wrong credentials.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -265,14 +265,14 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The template has an older etcd version than the manifest of the backup. The older etcd could not read the
-    // backup.
+    // The template of `older` has an older etcd version than the manifest of the backup, and the older etcd could not
+    // read the backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
     let older = restore_with(s3, "older", &older, &path, "");
 
-    // The backup is truncated. The operator must notice this before it creates a cluster.
+    // The backup `cut` is truncated. The operator must notice this before it creates a cluster.
     let mut cut = bucket.read("good").await?;
     cut.truncate(cut.len() / 2);
     bucket.write("cut", cut).await?;
@@ -298,8 +298,8 @@ async fn running_cluster_is_unchanged(
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The manifest of the backup has a newer etcd version than the running cluster, whose etcd could not read the
-    // backup.
+    // The backup `newer` gets a manifest with a newer etcd version than the running cluster, whose etcd could not
+    // read such a backup.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -363,7 +363,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // An operator that cannot renew its Lease exits, which does not count as a crash.
+        // An exit without a crash is allowed: an operator that cannot renew its Lease exits.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

@@ -248,7 +248,8 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
 #[tokio::test]
 async fn changes_wait_for_backup_or_waiver() {
     scenario("before_upgrade", async |sandbox| {
-        // The verification needs an image with etcdutl, which the older 3.5 release on the nodes does not have.
+        // `old` is the newest 3.5 release, because the verification needs an image with etcdutl, which the older 3.5
+        // release on the nodes does not have.
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;

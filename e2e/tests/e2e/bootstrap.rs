@@ -136,7 +136,8 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // Kubernetes keeps a deleted PVC while a pod uses it. So the PVC stays until the operator has replaced the member.
+    // The PVC stays until the operator has replaced the member, because Kubernetes keeps a deleted PVC while a pod
+    // uses it.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox

@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts 3.2.13, and the operator reports it as untested.
+    // The schema accepts the version 3.2.13, and the operator must report it as untested.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -222,7 +222,7 @@ async fn invalid_chart_values_are_rejected_by_schema() {
         ensure!(rules == 1, "{rules} PrometheusRules");
         let absent = rendered.matches("alert: EtcdOperatorAbsent").count();
         ensure!(absent == 3, "{absent} alerts on three operators");
-        // Namespaced operators have no cluster-wide permissions.
+        // The chart must render no ClusterRole, because namespaced operators have no cluster-wide permissions.
         ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
     }

@@ -35,7 +35,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &str) -> Result<T> {
 /// The output of `helm template` with these values.
 async fn render(env: &Env, values: &Value) -> Result<String> {
     let mut file = NamedTempFile::new()?;
-    // The values are JSON, which is also valid YAML.
+    // The values are written as JSON, which is also valid YAML.
     file.write_all(values.to_string().as_bytes())?;
     let (chart, file) = (env.chart.to_string_lossy(), file.path().to_string_lossy());
     let words = ["template", "x", &chart, "-n", "ns", "-f", &file];

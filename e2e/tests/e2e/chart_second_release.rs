@@ -64,7 +64,7 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Both releases can be upgraded.
+    // Each release can still be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
@@ -80,7 +80,8 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // kubectl has set the label above, and Helm overrides values of another client only with this flag.
+    // `--force-conflicts` is needed, because kubectl has set the label above, and Helm would otherwise not overwrite
+    // the value of another client.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
@@ -124,7 +125,8 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
-            // The uninstall also deletes the ClusterRoles, which do not belong to the namespace.
+            // The second release is uninstalled too, because its ClusterRoles are cluster-scoped and would outlive
+            // the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
             let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;

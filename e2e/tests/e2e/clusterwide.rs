@@ -91,7 +91,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // Sets the annotation that the message of the condition recommends.
+    // The test sets the annotation that the message of the condition recommends.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
@@ -218,7 +218,8 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The uninstall also deletes the cluster-scoped ClusterRoles and admission policies.
+            // The release is uninstalled too, because its ClusterRoles and admission policies are cluster-scoped and
+            // would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

@@ -95,7 +95,8 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // Until the operator reconciles the EtcdCluster, its status describes the replaced cluster.
+    // The test waits for the new cluster ID, because the status describes the replaced cluster until the operator
+    // reconciles the EtcdCluster.
     await_object(
         &clusters,
         cluster,
@@ -147,7 +148,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // The rejected EtcdRestore owns no objects, so deleting it must not change the cluster.
+    // The rejected EtcdRestore owns no objects, so its deletion must not change the cluster.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)
@@ -163,8 +164,8 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // If the second restore starts after the first is complete, both complete. The second restore then determines the
-    // data, so the sort puts it last.
+    // Both restores complete if the second starts after the first is complete. The sort puts the second restore last,
+    // because it determines the data.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

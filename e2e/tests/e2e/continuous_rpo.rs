@@ -35,14 +35,15 @@ mod full {
             let writer = Writer::start(sandbox, "c").await?;
             writer.await_more(50).await?;
             let samples = recording.sample(&writer, SAMPLES).await?;
-            // With 100 samples, the 99th percentile is the second largest.
+            // Of 100 sorted samples, the second largest is the 99th percentile.
             let percentile = samples[SAMPLES - 2];
             let report = format!(
                 "recovery point: median {:?}, 99th percentile {percentile:?}, maximum {:?}",
                 samples[SAMPLES / 2],
                 samples[SAMPLES - 1],
             );
-            // The test harness hides the output of `eprintln!` if the test passes.
+            // The line is written to standard error directly, because the test harness hides the output of
+            // `eprintln!` if the test passes.
             let _ = writeln!(std::io::stderr(), "    {report}");
             ensure!(percentile <= FLUSH_INTERVAL + UPLOAD, "{report}");
 

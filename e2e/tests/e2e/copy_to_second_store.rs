@@ -82,7 +82,7 @@ mod full {
         ensure!(field(&failed, "/status/succeeded") == true);
         let bucket = Bucket::create(s3, second).await?;
         let copied = await_copied(sandbox, "b").await?;
-        // The backup was not made again.
+        // The backup must not have been made again, so these fields are unchanged.
         for pointer in [
             "/status/startTime",
             "/status/completionTime",
@@ -199,7 +199,7 @@ mod full {
             .filter(|key| key.starts_with("copies/b"))
             .collect();
         ensure!(copies.is_empty(), "{copies:?}");
-        // The copies of the deleted series stay, because its deletionPolicy is Retain.
+        // The copies of the deleted EtcdBackup `series` must stay, because its deletionPolicy is Retain.
         ensure!(
             left.iter().any(|key| key.starts_with("copies/series_v")),
             "{left:?}"

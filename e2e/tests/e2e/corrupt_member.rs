@@ -27,7 +27,8 @@ async fn member_with_damaged_data_is_replaced() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = sandbox.volume_directory(&victim).await?;
-            // The containers are frozen before the damage, because a running member would overwrite the damaged files.
+            // The containers are frozen before the damage, because a running member would overwrite the damaged
+            // files.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(

@@ -174,8 +174,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // The names of the clusters that this closure has created. Each call creates a new cluster, because an
-            // existing cluster may have passed the failpoint.
+            // `made` contains the names of the clusters that the closure below has created. Each call creates a new
+            // cluster, because an existing cluster may have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator
@@ -296,8 +296,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // Only the first call waits until etcd accepts the password. Later passwords do not reach etcd,
-                    // because the operator crashes before.
+                    // Only the first call waits until etcd accepts the current password. In later calls, the current
+                    // password has not reached etcd, because the operator crashed before it sent the password.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -313,7 +313,8 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // The policy must exist, because the operator reaches the failpoint only when it deletes a policy.
+                    // The NetworkPolicy must exist, because the operator reaches the failpoint only when it deletes a
+                    // NetworkPolicy.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

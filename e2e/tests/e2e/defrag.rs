@@ -136,7 +136,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");
         for pair in members.windows(2) {
-            // Times in UTC with the same format can be compared as texts.
+            // The two times can be compared as text, because both are in UTC and have the same format.
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
             ensure!(
                 ended.as_str() <= began.as_str(),
@@ -151,8 +151,8 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // The order is checked only without additional elections, because the leader may change during the
-        // defragmentations.
+        // The order of the members is checked only if no other election took place, because the leader could then
+        // have changed during the defragmentations.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),

@@ -165,15 +165,15 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
 /// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of
 /// a namespace with such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
-    // The earlier request for the collection may have deleted these clusters.
+    // The clusters may already be deleted, because an earlier request of this test deletes all EtcdClusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())
         .await?;
     create_unfinished(sandbox).await?;
     protect(sandbox, "b-protected", false).await?;
-    // The API server checks the namespace with its own watch of EtcdClusters, so the test waits until the watch has
-    // reported all changes.
+    // The deletion is retried, because the API server checks the namespace with its own watch of EtcdClusters, which
+    // may lag behind.
     let words = ["namespace", &sandbox.namespace, "--dry-run=server"];
     until(
         "the deletion of the namespace is accepted",

@@ -20,7 +20,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let fresh = sandbox.await_members("fresh", 3).await.context("fresh")?;
     let writer = Writer::start(sandbox, "fresh").await?;
 
-    // DNS may have cached that the names of new members do not exist. The members must still join.
+    // The new members must join, although DNS may have cached that their names do not exist.
     let victim = leader(&fresh)?;
     sandbox.lose_pod("fresh", &victim).await?;
     sandbox.scale("durable", 4).await?;
@@ -30,7 +30,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let before = sandbox.await_members("durable", 4).await;
     let before = before.context("durable")?;
 
-    // The new pod of this member has another IP address. DNS may have cached the old address.
+    // The new pod of this member has another IP address, but DNS may have cached the old address.
     sandbox.lose_pod("durable", &leader(&before)?).await?;
     let after = sandbox
         .await_members("durable", 4)

@@ -34,7 +34,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // The status may still list deleted members, so the test waits.
+    // The test waits, because the status may still list deleted members.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {
@@ -55,7 +55,8 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
             "{ended} pods were terminated, expected {expected}"
         );
     }
-    // A member with a volume moves to another node with its name and ID. A member without a volume is replaced.
+    // Members with volumes have moved to another node with their names and IDs. The members without volumes were
+    // replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
     sandbox
         .kubectl(&["uncordon", &node_with_two_members])

@@ -73,7 +73,7 @@ async fn back_up(
 }
 
 async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
-    // Without the Secret, the EtcdBackup waits.
+    // The EtcdBackup waits until its Secret exists.
     let path = format!("{}/etcd/old", bucket.name);
     let old = "  encryption: {secret: keys}\n  verification: {}\n";
     let manifest = backup_with(sandbox.env.s3()?, "old", "c", &path, old);
@@ -121,7 +121,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -> Result<()> {
-    // `from-old` has no `encryption`, so the restore operator uses the Secret from the EtcdBackup `old`.
+    // `from-old` has no `encryption`, so the restore operator uses the Secret that the EtcdBackup `old` names.
     let by_name = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: from-old}\nspec:\n  \
                    etcdCluster: {name: from-old}\n  backup: {name: old}\n";
     let path = format!("{}/etcd/new", bucket.name);

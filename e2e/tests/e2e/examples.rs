@@ -47,7 +47,7 @@ async fn kubectl_with(sandbox: &Sandbox, words: &[&str], manifest: &str) -> Resu
 }
 
 async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result<()> {
-    // The three operator pods use up the quota, so no member can start.
+    // The three operator pods use up this quota, so no member can start.
     let quota =
         json!({ "metadata": { "name": "no-members" }, "spec": { "hard": { "pods": "3" } } });
     let quota: ResourceQuota = serde_json::from_value(quota)?;
@@ -98,7 +98,8 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdRestore") => Kind::EtcdRestore,
             _ => continue,
         };
-        // Namespaced operators ignore the example with the scope annotation. `clusterwide.rs` tests this example.
+        // The example with the scope annotation is skipped, because namespaced operators ignore it. `clusterwide.rs`
+        // tests this example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));
@@ -106,7 +107,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     }
     ensure!(accepted.len() >= 20, "only {} objects", accepted.len());
     try_join_all(accepted).await?;
-    // The Services of the examples for external clients have the types NodePort and LoadBalancer.
+    // In the examples for external clients, the client Services have the types NodePort and LoadBalancer.
     for (name, expected) in [("nodeport", "NodePort"), ("loadbalancer", "LoadBalancer")] {
         let name = format!("example-etcd-cluster-{name}-client");
         let service = until("the client Service exists", DEADLINE, async || {

@@ -132,7 +132,8 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
     });
     let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
-        // The spec has no peer Secret, unlike the old members. The operator must not join until the spec is corrected.
+        // The spec has no peer Secret, but the old members use TLS between peers. The operator must not join until
+        // the spec is corrected.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
             "member": { "serverSecret": "server" } } });
         sandbox.apply(&object.to_string()).await?;

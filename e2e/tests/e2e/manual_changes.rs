@@ -234,8 +234,8 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // PVCs are not deleted here, because the loss of a volume replaces the member. The tests in `member_loss.rs` cover
-    // this.
+    // No case deletes a PVC, because the operator would then replace the member instead of repairing the PVC. The
+    // tests in `member_loss.rs` delete PVCs.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }

@@ -71,8 +71,8 @@ async fn manually_removed_members_keep_their_volumes() {
         // The request goes to the other members, because the removed member may stop before it responds.
         let others = names(&before);
         let mut others = others.iter().filter(|name| **name != victim).cycle();
-        // etcd refuses a removal until the called member has been connected to all voters for 5 s. Because of etcd
-        // issue 14523, one member may refuse it forever, so the attempts alternate between members.
+        // Each attempt calls another member. etcd refuses a removal until the called member has been connected to all
+        // voters for 5 s, and because of etcd issue 14523 one member may refuse it forever.
         until("etcd removes the member", DEADLINE, async || {
             let called = others.next().context("no other member")?;
             let words = ["exec", called, "--", "etcdctl", "member", "remove", &id];
@@ -81,7 +81,7 @@ async fn manually_removed_members_keep_their_volumes() {
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
                     Poll::NotYet(format!("{called}: unhealthy cluster"))
                 }
-                // An earlier request removed the member, but its response was lost.
+                // The member was removed by an earlier request whose response was lost.
                 Err(error) if error.to_string().contains("member not found") => Poll::Done(()),
                 Err(error) => return Err(error),
             })
@@ -90,7 +90,7 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member with a new volume replaces the removed member. The old volume must stay for the configured
+        // A new member with a new volume replaces the removed member, and the old volume must stay for the configured
         // time.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
@@ -124,7 +124,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // If the operator itself removes a member because of `spec.size`, it deletes the volume.
+        // If the operator removes a member because of `spec.size`, it deletes the volume of this member.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
@@ -217,7 +217,8 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The operator must replace this pod, which still has the flag `--force-new-cluster`.
+        // The pod of `survivor` still has the flag `--force-new-cluster`, so the test deletes it. The operator must
+        // create a new pod.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

@@ -83,7 +83,7 @@ async fn member_with_lost_volume_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            // Kubernetes keeps a deleted PVC while a pod uses it, so the pod is deleted too.
+            // The pod is deleted too, because Kubernetes keeps a deleted PVC while a pod uses it.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;

@@ -92,7 +92,8 @@ async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     keys.fill_mixed("mixed/", 40).await?;
     let state = StoreState::now(&keys).await?;
     if auth == Auth::On {
-        // In Bitnami's chart, the start script enables authentication. The fixture does not have this script.
+        // The test enables authentication, because the fixture lacks the start script of Bitnami's chart, which does
+        // this.
         keys.enable_auth(PASSWORD).await?;
     }
     Ok(state)

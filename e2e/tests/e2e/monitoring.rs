@@ -82,14 +82,16 @@ impl<'a> Monitor<'a> {
         let testbed = Testbed::of(sandbox)?;
         let Rules { jobs, groups } = Rules::render(sandbox, MONITORS).await?;
         ensure!(jobs.len() == 5, "{} jobs", jobs.len());
-        // Some faults of this test need more than 30 s, so the ranges of 1 h and 15 min become 2 min and 1 min.
+        // Most time ranges in the alerts become 30 s. The ranges 1h and 15m become 2 min and 1 min, because some
+        // faults of this test need more than 30 s.
         let range = |time: &str| match time {
             "1h" => String::from("2m"),
             "15m" => String::from("1m"),
             _ => String::from("30s"),
         };
         let groups = rules::with_times(&groups, |_| "1s".to_owned(), range);
-        // `EtcdFragmented` ignores small databases. The test lowers this limit, because its databases are small.
+        // `EtcdFragmented` ignores databases below a limit. The test lowers this limit, because its databases are
+        // small.
         let smaller = groups.to_string().replace("> 268435456", "> 1048576");
         ensure!(smaller.contains("> 1048576"), "{groups}");
         let groups: Value = serde_json::from_str(&smaller)?;
@@ -272,12 +274,12 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // The current leader is the last in the list, so each transfer has a new leader as target.
+        // `survivor` is the leader and the last in the list, so each transfer has a new leader as target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;
         }
-        // The dashboard shows durations of commits only if a client writes.
+        // A client writes, because the dashboard otherwise shows no durations of commits.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
         plugin::run(sandbox, &words).await?;
         self.fires("EtcdLeaderChangesOften", &labels).await?;
@@ -353,7 +355,7 @@ impl<'a> Monitor<'a> {
     /// Deletes most data of `carts`, and waits until the alert about free space fires. The alert must end after a
     /// defragmentation.
     async fn fragments(&self, labels: &[(&str, &str)], pod: &str) -> Result<()> {
-        // The larger quota has restarted the member, so the client reconnects.
+        // A new client is created, because the larger quota has restarted the member.
         let env = &self.sandbox.env;
         let keys = Keyspace::of_cluster(env, &self.sandbox.namespace, "carts").await?;
         keys.compact(keys.delete("big/").await?).await?;
@@ -391,7 +393,7 @@ impl<'a> Monitor<'a> {
         let number = AtomicUsize::new(0);
         fill(&keys, &number).await?;
         self.fires("EtcdQuotaNearlyFull", &labels).await?;
-        // The operator frees space with defragmentations. The client writes until the database stays full.
+        // `keep_full` writes until the alert fires, because the operator frees space with defragmentations.
         tokio::select! {
             fires = self.fires("EtcdDatabaseFull", &labels) => fires?,
             stopped = keep_full(&keys, &number) => stopped?,
@@ -478,7 +480,7 @@ impl<'a> Monitor<'a> {
             [namespace, ("name", "often")],
             [namespace, ("name", "late")],
         );
-        // The verification pod cannot read the backup, so the verification has no result.
+        // The verification pod cannot read the backup with the Secret `wrong`, so the verification has no result.
         let proven = [namespace, ("name", "proven")];
         let rejected = r#"{"spec":{"s3":{"awsSecret":"wrong"},"verification":{}}}"#;
         self.patch("etcdbackup", "proven", rejected).await?;
@@ -533,7 +535,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // The restore must fail, because the cluster `carts` exists.
+        // This restore must fail, because the cluster `carts` exists.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: carts}", path, ""))
             .await?;

@@ -65,7 +65,7 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // After the node has started again, the operator must delete the pods of the replaced members.
+    // When the node has started again, the operator must delete the pods of the replaced members.
     testbed.start_node(&node).await?;
     for lost in &lost {
         await_pod_deleted(sandbox, lost).await?;
@@ -113,8 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // Restores the default `memberReplacement`. With the short time, a member that moves to another node
-                // could be replaced.
+                // The default of `memberReplacement` is restored, because with the short time of this test the
+                // operator could replace a member that moves to another node.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

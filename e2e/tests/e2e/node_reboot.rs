@@ -63,7 +63,7 @@ pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
-    // The operator must report the loss, so the test does not stop the operator's node.
+    // A node without the operator is stopped, because the operator must report the loss.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
     let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
@@ -71,7 +71,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
         .next()
         .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // The operator queries etcd, so it reports the loss before Kubernetes does.
+    // The operator reports the loss before Kubernetes does, because it queries etcd.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;

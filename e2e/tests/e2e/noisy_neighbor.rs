@@ -75,7 +75,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // The operator must reconcile other clusters while one cluster hangs.
+    // The operator must reconcile other clusters while the cluster `hanging` does not answer.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -105,8 +105,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // Stopped processes would block the deletion of the namespace, so they are continued. The cluster must then be
-        // healthy again.
+        // The stopped processes are continued, because they would block the deletion of the namespace. The cluster
+        // must then be healthy again.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)

@@ -46,16 +46,16 @@ async fn full_database_accepts_writes_after_keys_are_deleted() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Each write uses a new key, so compactions free little space, and the database reaches its quota in the end.
-        // The values are small, because large values would leave free space in the file.
+        // Each write uses a new key, so that compactions free little space and the database reaches its quota. The
+        // values are small, because large values would leave free space in the file.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let rejected = AtomicBool::new(false);
         let full = until("the full database is reported", DEADLINE * 2, async || {
             for _ in 0..8 {
                 let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
-                // Other errors, for example during a defragmentation, do not mean that the database has reached its
-                // quota.
+                // Only "database space exceeded" means that the database has reached its quota. Writes also fail
+                // during a defragmentation.
                 if let Err(error) = keys.write(&key, vec![7; 64 << 10]).await {
                     let is_full = format!("{error:#}").contains("database space exceeded");
                     rejected.fetch_or(is_full, Ordering::Relaxed);

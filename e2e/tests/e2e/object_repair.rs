@@ -60,7 +60,7 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         status.retain(|key, _| !VOLATILE.contains(&key.as_str()));
         let conditions = status.get("conditions").and_then(Value::as_array).cloned();
         let said = conditions.into_iter().flatten();
-        // The order of conditions depends on the order of writes, so it is not compared.
+        // The order of conditions is not compared, because it depends on the order of writes.
         let said = said.map(|one| {
             let key = one["type"].as_str().unwrap_or_default().to_owned();
             (key, json!([one["status"], one["reason"]]))
@@ -83,15 +83,16 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds fields to an owner reference, so only the fields that the operator needs are compared.
+        // Only the fields of an owner reference that the operator needs are compared, because the API server adds
+        // fields.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // The values of these keys change when a certificate is issued again, so they are not compared. All other
-        // values must be equal.
+        // The values of the keys in `ISSUED` are not compared, because they change when a certificate is issued
+        // again. All other values must be equal.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -124,7 +125,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
         for mut object in list.items {
             let name = object.name_any();
             if name == cluster || name.starts_with(&prefix) {
-                // The items of a list have no kind, so the kind is set here.
+                // The kind is set here, because the items of a list have none.
                 object.data["kind"] = json!(kind);
                 all.insert((kind, name), object);
             }
@@ -195,7 +196,7 @@ impl<'a> Table<'a> {
     /// Waits until all objects are as before the change.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // Without this trigger, the operator reads Secrets only once a minute.
+        // The trigger makes the operator read Secrets, which it otherwise reads only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
@@ -233,7 +234,7 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     let rules = role.rules.into_iter().flatten();
     let creating = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
     for resource in creating.flat_map(|rule| rule.resources.unwrap_or_default()) {
-        // The operator does not read Events, so they need no repair.
+        // Events need no repair, because the operator does not read them.
         if resource == "events" {
             continue;
         }

@@ -109,7 +109,8 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may be older than the trigger, so each cluster must have been reconciled since.
+                // Each cluster must have been reconciled since `trigger_reconciles`, because the status may be older
+                // than this call.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
@@ -272,7 +273,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // Each poll reads the status again, because the restarted operator may not have updated it yet.
+        // Each poll reads the status again, because the restarted operator may still have to update it.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();

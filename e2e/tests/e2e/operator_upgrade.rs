@@ -73,7 +73,8 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
-    // When all pods have the label, the new operator has compared all pods with the spec.
+    // The test adds a label to the spec. When all pods have the label, the new operator has compared all pods with
+    // the spec.
     let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;

@@ -72,8 +72,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // The status reports all three changes, so the operator has reconciled the cluster. It must not have changed
-        // anything.
+        // When the status reports all three changes, the operator has reconciled the cluster. It must not have
+        // changed any object.
         let seen = await_object(
             &clusters,
             "c",
@@ -86,8 +86,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
                         .iter()
                         .any(|member| member["name"] == lost.as_str() && member["healthy"] == false)
                 });
-                // The members have a quorum, but the cluster is not available to clients, because its client Service
-                // does not exist.
+                // The reason is `NoEndpoint`, because the members have a quorum, but clients cannot reach them
+                // without the client Service.
                 let available = condition(object, "Available");
                 down && available.is_some_and(|found| found["reason"] == "NoEndpoint")
                     && field(object, "/status/observedGeneration").as_i64()
@@ -108,7 +108,7 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
         ensure!(names.contains(&lost), "{lost} is not a member: {names:?}");
-        // The recreated client Service has a new IP address, so the client must be restarted.
+        // The writer is restarted, because the recreated client Service has a new IP address.
         drop(writer);
         let writer = Writer::start(sandbox, "c").await?;
         writer.finish("pause and resume").await.map(drop)

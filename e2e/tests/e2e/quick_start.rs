@@ -21,7 +21,7 @@ fn section(sandbox: &Sandbox, heading: &str) -> Result<Guide> {
     let values = [
         ("-n etcd ", namespace.as_str()),
         ("-f examples/", examples.as_str()),
-        // The command with `--watch` would not end, so the flag is removed.
+        // The flag `--watch` is removed, because the command would not end.
         (" --watch", ""),
     ];
     Guide::open(&root().join("docs/quickstart.md"), heading, &values)

@@ -280,7 +280,7 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
 /// recovery is canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // The quotas allow one pod and three PVCs, so the operator can create neither.
+    // The quotas allow one pod and three PVCs, which exist already, so the operator can create neither.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -301,7 +301,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The annotation approves the recovery of an earlier loss, so the operator must report it as stale.
+    // The operator must report the annotation as stale, because it approves the recovery of an earlier loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -363,8 +363,8 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // PVCs and pods are deleted at the same time, so that the quorum is lost. Otherwise the operator would replace the
-    // members one at a time.
+    // PVCs and pods are deleted at the same time, because the operator would otherwise replace the members one at a
+    // time, without a loss of the quorum.
     lose(sandbox, &["pvc", "pod"], &before.victims).await?;
     await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
     approve(sandbox, &before.cluster_id).await?;

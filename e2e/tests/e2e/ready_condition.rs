@@ -55,7 +55,7 @@ fn kstatus(object: &DynamicObject) -> Kstatus {
 fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     let result = kstatus(object);
     let observed = field(object, "/status/observedGeneration").as_i64();
-    // Without `observedGeneration`, kstatus would consider a new object current.
+    // `observedGeneration` must exist, because kstatus would otherwise consider a new object current.
     ensure!(observed.is_some(), "status.observedGeneration is missing");
     if result == Kstatus::Terminating || observed != object.metadata.generation {
         return Ok(());
@@ -98,7 +98,7 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     if let Some(earlier) = earlier {
         let same_status = earlier["status"] == ready["status"];
         let same_time = earlier["lastTransitionTime"] == ready["lastTransitionTime"];
-        // Times have a resolution of one second, so a changed status may have the same time.
+        // A changed status may have the same transition time, because times have a resolution of one second.
         ensure!(
             same_time || !same_status,
             "the transition time of Ready changed without its status"

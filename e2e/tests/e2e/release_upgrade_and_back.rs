@@ -135,7 +135,8 @@ async fn observe(
             }
             None::<()>
         };
-        // The watch fails if the API server no longer has the changes, and the loop then starts a new watch.
+        // The watch fails if the API server no longer has the changes since `since`. The loop then starts a new
+        // watch.
         let params = WatchParams::default();
         drop(watch_until(&clusters, &params, &since, WATCH_LIMIT, seen).await);
     }
@@ -169,7 +170,7 @@ async fn await_operators(sandbox: &Sandbox, env: &Env) -> Result<()> {
         let images: Vec<String> = pods.iter().filter_map(image).collect();
         ensure!(images == [env.image.clone()], "{operator}: {images:?}");
     }
-    // The operator sets this metric in its first reconcile of a cluster.
+    // `etcd_operator_cluster_has_quorum` exists for a cluster after the first reconcile of the cluster.
     until("all clusters are reconciled", DEADLINE, async || {
         let page = Page::of_operator(sandbox, OPERATORS[0]).await?;
         let sum = |cluster: &&str| {
@@ -340,12 +341,13 @@ async fn install_crds_of_later_release(sandbox: &Sandbox) -> Result<()> {
 /// Sets the field of a later release in an EtcdCluster and in an EtcdBackup.
 async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
-        // The API server drops the field until it uses the new schema.
+        // The change is repeated, because the API server drops the field until it uses the new schema.
         until("the field is stored", DEADLINE, async || {
             let resource = format!("{kind:?}").to_lowercase();
             for (part, more) in [
                 ("spec", &["--field-manager=user"][..]),
-                // A later release may write each part of the status with its own field manager.
+                // The status has another field manager, because a later release may write each part of the status
+                // with its own.
                 (
                     "status",
                     &["--subresource=status", "--field-manager=later-record"][..],
@@ -411,7 +413,7 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     step("roll back and keep the CRDs", async {
-        // The new field changes the spec, so `Ready` is False for a moment.
+        // `Ready` may be False for a moment, because the new field changes the spec.
         fleet.watch.require_ready(false);
         install_crds_of_later_release(sandbox).await?;
         use_field_of_later_release(sandbox).await?;
@@ -448,7 +450,8 @@ mod previous {
                 sandbox.print_state().await;
             }
             let repaired = step("restore the CRDs", async {
-                // Other tests need the CRDs, even if this test has failed. The release may not exist then.
+                // The CRDs are restored even if this test has failed, because other tests need them. After a failure,
+                // the release may be missing.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

@@ -182,8 +182,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint. It could make the write without a crash, so the test waits until it has
-    // stopped.
+    // The test waits until the previous process has stopped, because it has no failpoint and could make the write
+    // without a crash.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -201,7 +201,7 @@ async fn crash_at_each(
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
             // The operator is stopped before the pod fails, because a process with the previous failpoint could make
-            // the next write.
+            // the next write without a crash.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

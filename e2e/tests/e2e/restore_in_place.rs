@@ -207,7 +207,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         service_uids(sandbox).await? == services,
         "a Service was recreated"
     );
-    // The Services are the same, so clients can reconnect.
+    // Clients can reconnect, because the Services are the same.
     writer.await_more(10).await?;
     reader.await_more(10).await?;
     let tally = writer.finish_counting("in-place restore").await?;
@@ -216,8 +216,8 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         "writes that are newer than the backup still exist"
     );
     ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
-    // Invariant 17: the old cluster answers no read after the first response of the new cluster. Every response has
-    // all keys.
+    // Invariant 17: the old cluster answers no read after the first response of the new cluster. Every response
+    // contains all keys.
     let summary = reader.finish(KEYS)?;
     ensure!(summary.clusters.len() == 2, "{summary:?}");
     ensure!(summary.gap < MAX_DOWNTIME, "{summary:?}");
@@ -234,7 +234,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The new cluster is complete now, so the time for which old volumes are kept has started.
+    // The new cluster is complete, so the time for which the operator keeps old volumes has started.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
@@ -264,7 +264,8 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a slow machine, the time may have ended already. Deleted volumes are not checked.
+    // On a slow machine, the time for some volumes may have ended already. The operator may have deleted these
+    // volumes, so the test does not check them.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -333,12 +334,12 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
         compacted > seen,
         "etcd has compacted only up to {compacted}, but the client had seen revision {seen}"
     );
-    // `keepOldData` is one day, so the old volumes still exist.
+    // The old volumes must still exist, because `keepOldData` is one day.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
-    // The restored keys and leases equal the backup. The hash differs, because it covers the history since the last
-    // compaction, which the restore changes to raise the revision. So the test only compares the hashes of the
-    // members.
+    // The restored keys and leases must equal the backup. The hashes of the members are only compared with each
+    // other, because a hash covers the history since the last compaction, and the restore changes this history when
+    // it raises the revision.
     let after = StoreState::now(&keys).await?;
     running.state.ensure_same_keys(&after)?;
     ensure_every_member_has(sandbox, &is, &after).await?;
@@ -346,7 +347,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let error = before.err().context("the old history still exists")?;
     ensure!(format!("{error:#}").contains("compacted"), "{error:#}");
     drop(keys);
-    // When members are removed, the operator must not delete the old volumes.
+    // When the operator removes members, it must not delete the old volumes.
     sandbox.scale("c", 1).await?;
     sandbox.await_members("c", 1).await?;
     await_volumes(sandbox, old.len() + 1).await?;

@@ -247,15 +247,15 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // Compares the newest revision and an earlier one.
+        // The newest revision and an earlier revision are compared.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
             let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
             before.ensure_same_keys(&after).with_context(|| {
                 format!("backup of etcd {old} in etcd {version}, revision {revision}")
             })?;
-            // The hash covers all changes since the compaction, so an equal hash shows that the restore has kept the
-            // history.
+            // An equal hash shows that the restore has kept the history, because the hash covers all changes since
+            // the compaction.
             let recorded = &hashes[answer][0]["HashKV"];
             let expected = (
                 recorded["hash"].as_u64(),

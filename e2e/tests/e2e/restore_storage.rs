@@ -119,7 +119,7 @@ async fn in_place_restore_without_class(
     let seed = seed_objects(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // Without a volume, the restore fails after three minutes. The test deletes it now to save time.
+    // The EtcdRestore is deleted now to save time, because without a volume it fails only after three minutes.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())

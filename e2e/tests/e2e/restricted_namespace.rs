@@ -28,7 +28,7 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
             spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
             "{name}"
         );
-        // Members do not use the API server, so they have no token.
+        // Members have no token, because they do not use the API server.
         let is_member = pod["metadata"]["labels"]["app"] == "etcd";
         if is_member {
             ensure!(
@@ -95,7 +95,7 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // Three operators, and two clusters with three members each.
+        // There are at least nine pods: three operators, and two clusters with three members each.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

@@ -98,8 +98,8 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     );
     writer.await_more(10).await?;
     let tally = writer.finish("changed etcd option").await?;
-    // Single writes may fail, because this client does not retry. The limit is long, because a freeze of the machine
-    // also causes a gap.
+    // Only the gap between writes is limited, because single writes of this client, which does not retry, may fail.
+    // The limit is long, because a freeze of the machine also causes a gap.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }

@@ -45,7 +45,8 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // etcd rejects this client certificate of another CA, and the EtcdBackup must report the rejection.
+    // The certificate `foreign` is signed by another CA, so etcd rejects it. The EtcdBackup must report the
+    // rejection.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;
@@ -138,7 +139,7 @@ async fn cluster_with_tls_is_backed_up_and_restored() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // The restore in place reads the backup `by-name`, whose manifest has the spec of the cluster.
+        // The restore in place reads the backup `by-name`, whose manifest contains the spec of the cluster.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

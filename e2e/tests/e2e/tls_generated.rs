@@ -185,7 +185,8 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // The expected Secrets: two for the CAs, one for operators, one for clients, and two for each member.
+    // The expected Secrets are two for the CAs, one for the operators, one for clients, and two for each of the three
+    // members.
     let secrets = until(
         "certificates of removed members are deleted",
         DEADLINE,

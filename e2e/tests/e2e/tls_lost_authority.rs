@@ -183,7 +183,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // A deleted CA signed the certificate of the writer, so the keys are read with a new certificate.
+    // The keys are read with a new certificate, because a deleted CA signed the certificate of the writer.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;

@@ -114,7 +114,7 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // The port must accept a valid certificate with the same key. This shows that it rejects the expired certificate
+    // The port must accept a valid certificate of the same CA, which shows that it rejects the expired certificate
     // only because of its validity.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {

@@ -105,7 +105,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
         })
         .await?;
 
-    // While the old CA still signs certificates, clients must trust both CAs.
+    // Clients must trust both CAs while the old CA still signs certificates.
     let both = client(sandbox, "c").await?;
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;
@@ -118,7 +118,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
-    // From now on, certificates are valid for three minutes.
+    // Certificates are now valid for three minutes, so the writer may need a new certificate.
     writer.read_as(&client(sandbox, "c").await?);
     writer.finish("without the old authority").await.map(drop)
 }

@@ -72,8 +72,8 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // The gaps between writes must be short: clients reconnect when their member stops, and a leader first transfers
-    // its leadership.
+    // The gap between writes must be short, because clients reconnect when their member stops, and a leader first
+    // transfers its leadership.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
@@ -220,7 +220,8 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // Searches for leaked secrets now, because later the cluster has no TLS and may have no Secret.
+        // The search for leaked secrets runs before TLS is switched off, because the cluster may have no Secret
+        // afterwards.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;

@@ -64,8 +64,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // Compares the time at which the API server stored the change, because the watch may deliver it much
-            // later.
+            // The time at which the API server stored the change is compared with `ends`, because the watch may
+            // deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -77,8 +77,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A standby also clears an expired Lease. So the holder has released the Lease only if it was cleared before it
-    // expired.
+    // A cleared Lease was released only if it was cleared before it expired, because a standby also clears an expired
+    // Lease.
     ensure!(
         in_time,
         "the lease expired, because its holder did not release it"
@@ -129,7 +129,8 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is deleted too, because a restarted container would have the same pod name, which still holds the Lease.
+    // The pod is deleted too, because a restarted container would have the same pod name, which still holds the
+    // Lease.
     let words = [
         "delete",
         "pod",
@@ -186,7 +187,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // The leader is killed while the cluster grows. Its Lease expires, and the standby must continue.
+    // The leader is killed while the cluster grows. The standby must continue after the Lease of the leader has
+    // expired.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {

@@ -171,7 +171,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log. The
+        // small value makes this fast.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
@@ -196,8 +197,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted since the last upgrade, so the Raft log still has requests of the API
-        // v2.
+        // Invariant 29: no member has restarted since the last upgrade, so the Raft log still contains requests of
+        // the API v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
@@ -222,7 +223,8 @@ async fn version_change_can_be_rolled_back_or_redirected() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // The step "downgrade" needs a cluster that runs the new version.
+        // The cluster `plain` is created here, because the step "downgrade" needs a cluster that runs the new
+        // version.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
@@ -283,7 +285,7 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // Returns to the running version.
+    // The spec gets the running version again.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)
@@ -356,7 +358,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // The number of changed members depends on the speed of the machine, so the test counts them.
+    // The operator may have changed several members already, so the test counts them.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);
@@ -372,12 +374,13 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // Restarts of a member: 2 if it was changed and rolled back, 1 if its change was interrupted, 0 if it was
-            // not changed.
+            // `restarts` contains 2 for a member that was changed and rolled back, 1 for a member whose change was
+            // interrupted, and 0 for a member that was not changed.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // The change of one more member may have begun before the operator read the old version.
+            // One more member than counted may have been changed, if its change began before the operator read the
+            // old version.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())

@@ -101,7 +101,7 @@ async fn create_again(sandbox: &Sandbox, claim: &PersistentVolumeClaim) -> Resul
         })
     })
     .await?;
-    // Without this reference, the volume is available to the new PVC.
+    // The reference to the deleted PVC is removed, so that the volume is available to a new PVC.
     let volumes: Api<PersistentVolume> = Api::all(sandbox.client.clone());
     let patch = json!({ "spec": { "claimRef": null } });
     let params = PatchParams::default();
@@ -135,7 +135,8 @@ async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     sandbox.apply(&manifest).await?;
     let kept = await_retention(sandbox).await?;
     ensure!(kept.len() == 3, "{} PVCs", kept.len());
-    // Garbage collection also deletes the objects that block the deletion of their owner.
+    // With `--cascade=foreground`, the garbage collector also deletes the dependents that block the deletion of their
+    // owner. The PVCs must not be among them.
     delete(sandbox, "--cascade=foreground").await?;
     ensure!(
         uids(&claims(sandbox).await?) == uids(&kept),
@@ -166,7 +167,7 @@ async fn continues_on_other_claims(
         uids(&claims(sandbox).await?).is_disjoint(&uids(&kept)),
         "a PVC was not created again"
     );
-    // The testbed deletes these volumes together with the namespace.
+    // With the reclaim policy `Delete`, the testbed deletes these volumes together with the namespace.
     for volume in &volumes {
         keep(sandbox, volume, "Delete").await?;
     }

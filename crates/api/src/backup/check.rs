@@ -138,7 +138,8 @@ impl BackupPolicy {
 
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // Retention and the starting deadline have no effect on a single backup.
+    // On a single backup, retention rules and a starting deadline have no effect. On a periodic EtcdBackup, they have
+    // an effect.
     let mut fields = copy::not_in_effect(spec);
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return fields;

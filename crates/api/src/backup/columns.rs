@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(text(0, Some(7)), "0%");
         assert_eq!(text(999_999, Some(1_000_000)), "99%");
         assert_eq!(text(7, Some(7)), "100%");
-        // The database can grow during the transfer, so the transferred bytes can exceed the total.
+        // The transferred bytes (9) can exceed the total (7), because the database can grow during the transfer.
         assert_eq!(text(9, Some(7)), "100%");
         assert_eq!(text(2048, None), "2.0 KiB");
         assert_eq!(text(0, Some(0)), "0 B");

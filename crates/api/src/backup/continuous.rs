@@ -207,7 +207,7 @@ impl Continuous {
                 "remove one of the two fields, or use two EtcdBackups",
             ));
         }
-        let minutes = |minutes| Duration::from_secs(60 * minutes);
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         let limits = [
             (
                 "flushInterval",
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_block_has_defaults() {
+    fn empty_continuous_block_has_defaults() {
         let block = block("{}");
         assert_eq!(block.flush_interval(), Duration::from_secs(1));
         assert_eq!(block.max_base_age(), Duration::from_hours(24));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn local_directory_and_encryption_are_rejected() {
+    fn continuous_backup_to_local_directory_or_with_encryption_is_rejected() {
         let found = block("{}").problems("p", &StorageType::Local, false);
         assert_eq!(fields(&found), ["p"]);
         let found = block("{}").problems("p", &StorageType::S3, true);

@@ -192,7 +192,8 @@ pub(crate) fn copy_problems(
             ));
         }
         let Some(block) = copy.block() else { continue };
-        // Two writers at one place would overwrite each other's backups, and apply two sets of retention rules.
+        // Two stores must not have the same location: their backups would overwrite each other, and two sets of
+        // retention rules would apply.
         if places.iter().any(|other| is_same_place(other, &block)) {
             problems.push(Problem::new(
                 format!("{prefix}.{}.path", block.source().block()),
@@ -239,7 +240,8 @@ pub fn name_suffix<'a>(block: &StorageBlock, location: &'a str) -> Option<&'a st
     let source = block.source();
     let path = source.path();
     let found = block.path_in(location)?;
-    // The location in the operator's directory contains the path of that directory.
+    // In the operator's local directory, the location also contains the path of this directory, so only the end is
+    // compared.
     let is_path = |text: &str| match block {
         StorageBlock::Local(_) => text.ends_with(&format!("/{path}")),
         _ => text == path,
@@ -311,7 +313,7 @@ mod tests {
                 "file:///backups/etcd/b",
                 Some("other/copies/b".to_owned()),
             ),
-            // These backups belong to other paths.
+            // These locations do not belong to the path of the storage block.
             (&s3, "s3://bucket/etcd/b-prod_v42_2026-11-28-01:02:03", None),
             (&s3, "s3://bucket/etcd/b_v042_2026-11-28-01:02:03", None),
             (&s3, "s3://earlier/etcd/b", None),
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_of_copies_needs_periodic_backups() {
+    fn retention_of_copy_has_no_effect_on_single_backup() {
         for (policy, expected) in [(json!({}), 1), (json!({ "schedule": "@daily" }), 0)] {
             let backup = backup(|spec| {
                 spec["copyTo"][0]["maxBackups"] = json!(3);

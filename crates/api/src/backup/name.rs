@@ -47,7 +47,8 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // Rejects a sign, a leading zero or an additional character, because the operator never writes such names.
+    // `key` is accepted only if `name` produces the same text. This rejects a sign, a leading zero or an additional
+    // character, which the operator never writes.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -100,7 +101,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // A name of the list above belongs to the path `etcd_v2`, but not to `etcd`.
+        // One name in the list starts with `etcd_v2_`: it belongs to the path `etcd_v2`, but not to the path `etcd`.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 

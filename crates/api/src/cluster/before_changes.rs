@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn waiver_names_change_and_start_of_wait() {
+    fn waiver_contains_change_and_start_of_wait() {
         let since = at("2026-11-27T12:00:00Z");
         let waiver = backup_waiver(&ClusterChange::Upgrade, since);
         assert_eq!(waiver, "Upgrade/2026-11-27T12:00:00Z");

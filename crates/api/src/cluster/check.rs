@@ -319,7 +319,7 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
 /// The problems of fields that this release does not support, but must not ignore. If such a field were set, the
 /// operator would start no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // There are no such fields in this release.
+    // The list is empty, because this release has no such field.
     let _ = spec;
     Vec::new()
 }

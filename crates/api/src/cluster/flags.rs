@@ -140,7 +140,7 @@ mod tests {
             flag("ETCD_FORCE_NEW_CLUSTER").as_deref(),
             Some("force-new-cluster")
         );
-        // etcd reads no flag from these variables.
+        // These variables correspond to no flag of etcd.
         for variable in [
             "",
             "ETCD_",

@@ -60,7 +60,7 @@ mod tests {
             ("x:2379", &plain, false),
             ("https://x:2379", &secrets, true),
             ("https://x:2379,http://y:2379", &secrets, false),
-            // Members may use TLS between each other although clients do not.
+            // `peers` enables TLS only between members, so clients use http.
             ("http://x:2379", &peers, true),
         ] {
             let problem = join_problem(&cluster(urls, tls, &[]));

@@ -101,7 +101,8 @@ mod tests {
     fn new_member_is_reachable_in_adjacent_tls_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // If new members use TLS, members of the previous stage must have certificates.
+            // If new members use TLS in this stage, the stage closer to `Plain` (`least`) is not `Plain` itself, so the
+            // existing members already have certificates.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

@@ -138,7 +138,8 @@ pub struct EtcdClusterStatus {
     pub before_change: Option<BeforeChangeStatus>,
     /// The TLS settings of the members. During a switch of TLS, they differ from `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
-    // Two operators write `status.TLS`. An atomic field prevents that fields of two writes are merged.
+    // The cluster operator and the restore operator write `status.TLS`. Because the field is atomic, a write replaces
+    // the whole value, so the value never contains fields of both operators.
     #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
     /// Active alarms of etcd.

@@ -219,7 +219,8 @@ mod tests {
                 r#"{"etcd":{"autoCompactionMode":"periodic","autoCompactionRetention":"1"}}"#,
                 None,
             ),
-            // The default mode of etcd is periodic, so 5 means five hours.
+            // Without `autoCompactionMode`, etcd uses the mode `periodic`, so 5 means five hours, and not five
+            // revisions.
             (r#"{"etcd":{"autoCompactionRetention":"5"}}"#, None),
             (
                 r#"{"upkeep":{"noSpace":{"keepRevisions":5}},"etcd":{"autoCompactionMode":"revision","autoCompactionRetention":"1000"}}"#,

@@ -87,7 +87,7 @@ fn ipv6_address_has_brackets_in_url() {
     };
     assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
     assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
-    // The certificate of the member must contain the host name after `#`.
+    // With TLS, `#` and the host name follow, because the certificate contains the host name and not the IP address.
     assert_eq!(
         at(&addresses, "10.0.0.7"),
         "https://10.0.0.7:2379#main-x.prod.svc"

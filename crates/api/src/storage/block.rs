@@ -61,7 +61,8 @@ impl StorageBlock {
     pub fn path_in<'a>(&self, location: &'a str) -> Option<&'a str> {
         let (_, path) = location.split_once("://")?;
         match self {
-            // The URL of a PVC contains the name of the PVC, but the field `path` does not.
+            // The URL of a PVC starts with the name of the PVC (`claim_name`), but the field `path` does not contain
+            // this name.
             Self::Pvc(pvc) => path.strip_prefix(&pvc.claim_name)?.strip_prefix('/'),
             _ => Some(path),
         }

@@ -136,7 +136,8 @@ pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> 
             return Ok(path);
         };
         let Some(next) = next_stop(&at, to).filter(|next| direction(&at, next).is_ok()) else {
-            // The error about the whole change is clearer than the error about the last step.
+            // The error about the whole change from `from` to `to` is clearer than `refused`, which is about the change
+            // from `at`.
             return Err(direction(from, to).err().unwrap_or(refused));
         };
         path.push(Stop {

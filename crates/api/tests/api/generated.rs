@@ -28,10 +28,11 @@ fn definitions() -> Vec<(String, Value)> {
 #[test]
 fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
-        // The annotation makes Helm keep the CRDs when a release is uninstalled, because the deletion of a CRD deletes
+        // Helm keeps a CRD with this annotation when the chart is uninstalled, because the deletion of a CRD deletes
         // all its objects.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // The chart updates an installed CRD only if the version in this label is older.
+        // The chart updates an installed CRD only if the version in this label of the installed CRD is older than the
+        // version of the chart.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),

@@ -22,7 +22,8 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go omits fields with the value `false`, so a missing field equals `false`.
+            // A field with the value `false` may be missing in `whole`, because Go programs omit such fields and read a
+            // missing field as `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -133,7 +134,7 @@ fn example_etcd_cluster_has_default_spec() {
 
 #[test]
 fn objects_stored_by_coreos_operator_v0_9_4_can_be_read() {
-    // A Go client stored these objects with null lists, an empty status, or conditions in the format of v0.9.4.
+    // The operator of v0.9.4 stored such objects: with null lists, an empty status, or conditions in its own format.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
             "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",

@@ -66,7 +66,8 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // `template.spec` of an EtcdRestore has the fields of an EtcdCluster, which the page lists only once.
+        // The fields of `template.spec` are skipped, because they are the fields of an EtcdCluster, which the page
+        // already lists.
         if path.ends_with("template.spec") {
             continue;
         }

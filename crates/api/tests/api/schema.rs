@@ -68,7 +68,7 @@ fn check(schema: &Value, value: &Value, path: &str, refusals: &mut Vec<String>) 
     }
     let mut refuse = |cause: String| refusals.push(format!("{path}: {cause}"));
     if value.is_null() {
-        return; // The value is pruned, or `nullable` allows it.
+        return; // A null value is no error: the API server prunes it, or `nullable` allows it.
     }
     let fits = match schema["type"].as_str() {
         Some("object") => value.is_object(),

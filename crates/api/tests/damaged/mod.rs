@@ -42,7 +42,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// The number of test cases: the environment variable `PROPTEST_CASES`, or `default`.
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let config = ProptestConfig {
-        // proptest prints the input of each failure. `None` prevents that it also writes a file to the checkout.
+        // With `None`, proptest only prints the input of a failed test. By default, it also writes this input to a file
+        // in the checkout.
         failure_persistence: None,
         ..ProptestConfig::default()
     };

@@ -42,7 +42,7 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // If the cluster requests no backup, the EtcdBackup keeps the annotation of an earlier request.
+                // If the EtcdCluster requests no backup, the EtcdBackup may keep the annotation of an earlier request.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
@@ -143,7 +143,7 @@ pub(super) fn backup_for_changes(
     } else {
         newest
     };
-    // Ignore an EtcdBackup that is being deleted, because its stored backups may be deleted too.
+    // An EtcdBackup that is being deleted is ignored, because its stored backups may be deleted too.
     let live = |backup: &&EtcdBackup| backup.meta().deletion_timestamp.is_none();
     of_cluster(cluster, backups)
         .filter(live)
@@ -285,7 +285,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // The owner is an earlier EtcdCluster of the same name, with another UID.
+        // The owner of `former` is an earlier EtcdCluster of the same name, with another UID.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
@@ -316,7 +316,8 @@ mod tests {
         let mut cluster = cluster(|_| ());
         let last = last_backup(&cluster, &all.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((last.name.as_str(), last.revision), ("new", Some(7)));
-        // `status.lastBackup` of the cluster keeps a backup whose EtcdBackup was deleted.
+        // The EtcdBackup `new` was deleted, and only `old` exists. `status.lastBackup` of the cluster keeps the backup
+        // of `new`.
         cluster.status = Some(EtcdClusterStatus {
             last_backup: Some(last.clone()),
             ..EtcdClusterStatus::default()

@@ -13,11 +13,11 @@ pub(super) fn values(backup: &EtcdBackup, now: Timestamp) -> Values {
     let status = backup.status.as_ref().filter(|_| enabled.is_some());
     let continuous = status.and_then(|status| status.continuous.as_deref());
     let base = continuous.and_then(|continuous| continuous.base.as_ref());
-    // The lag grows while the agent does not report.
+    // The lag is the time since `complete_time`, so it grows while the agent does not report.
     let complete = continuous.and_then(|continuous| continuous.complete_time.as_ref());
     let lag = complete.map(|time| now.duration_since(time.0).as_secs().max(0));
     let condition = find(backup.conditions(), &ConditionType::Recording);
-    // A hibernated cluster has no changes to record.
+    // A hibernated cluster has no changes to record, so `continuous_recording` is left out.
     let hibernates = condition.is_some_and(|found| found.reason == Reason::Hibernated.as_str());
     let recording = condition.is_some_and(|found| found.status == "True");
     vec![

@@ -72,7 +72,7 @@ async fn open(
 ) -> Result<CopyStores, Trouble> {
     let source = source_of(copy)?;
     let to = site::open(context, backup, &source).await;
-    let to = to.map_err(|trouble| in_copy(index, &source, trouble))?;
+    let to = to.map_err(|trouble| in_copy(index, &source, &trouble))?;
     let from = if need == CopyNeed::Copy {
         let first = site::source_of(backup)?;
         Some(site::open(context, backup, &first).await?)
@@ -97,7 +97,7 @@ fn source_of(copy: &BackupCopy) -> Result<StorageSource<'_>, Trouble> {
 }
 
 /// Names the field of the copy in a message that names the field of the first store.
-fn in_copy(index: usize, source: &StorageSource<'_>, trouble: Trouble) -> Trouble {
+fn in_copy(index: usize, source: &StorageSource<'_>, trouble: &Trouble) -> Trouble {
     let block = source.block();
     let field = format!("spec.copyTo[{index}].{block}");
     let message = trouble.message.replace(&format!("spec.{block}"), &field);
@@ -124,13 +124,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_names_field_of_copy() {
+    fn message_about_copy_contains_field_of_copy() {
         let copy =
             json!({ "name": "second", "storageType": "S3", "s3": { "path": "bucket/etcd" } });
         let copy: BackupCopy = serde_json::from_value(copy).unwrap();
         let source = source_of(&copy).unwrap();
         let message = "spec.s3.awsSecret: there is no Secret aws in this namespace";
-        let trouble = in_copy(1, &source, Trouble::new(Reason::SecretMissing, message));
+        let trouble = in_copy(1, &source, &Trouble::new(Reason::SecretMissing, message));
         assert_eq!(
             trouble.message,
             "spec.copyTo[1].s3.awsSecret: there is no Secret aws in this namespace"

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn store_denial_names_secret_and_field() {
+    fn message_of_store_denial_contains_secret_and_field() {
         let denied = || Trouble::new(Reason::AccessDenied, "access denied: 403 Forbidden");
         let snapshot = Snapshot {
             transfer: WorkState::<Stored> {
@@ -104,7 +104,8 @@ mod tests {
             trouble.message.starts_with("spec.gcs names no Secret"),
             "{trouble:?}"
         );
-        // The storage type `Local` has no Secret, and a denial from etcd names its Secret already.
+        // `name_secret` does not change the message if the storage type is `Local`, which has no Secret, or if etcd
+        // denied the access.
         let local = json!({ "storageType": "Local", "local": { "path": "k" } });
         assert_eq!(name_secret(&backup(&local), snapshot.clone()), snapshot);
         let etcd = Trouble::new(

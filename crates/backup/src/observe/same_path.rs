@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn suspended_etcdbackup_shares_path_unlike_moved_etcdbackup() {
+    fn suspended_etcdbackup_shares_path_but_moved_etcdbackup_does_not() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(others(&backup("new", |_| ()), &all), ["copies"]);
         let all = [Guarded(Ok(copy("bucket/etcd_v2")))];
         assert_eq!(others(&backup("new", |_| ()), &all), Vec::<String>::new());
-        // A copy to the first store of another EtcdBackup.
+        // The EtcdBackup `own` has a copy at the path of the first store of the EtcdBackup `new`.
         let own = copy("bucket/etcd");
         let to = sources_of(&own).nth(1).unwrap();
         assert!(writes_to(&own, &to, &Guarded(Ok(backup("new", |_| ())))));

@@ -210,7 +210,8 @@ mod tests {
 
     #[tokio::test]
     async fn encryption_key_is_read_from_namespace_of_etcdbackup() {
-        // A key as the API server returns it: the base64 text of a Secret entry that is itself base64 text.
+        // `key` is encoded in base64 twice: the entry of the Secret is a base64 text, and the API server encodes every
+        // entry.
         let key = "QUFFQ0F3UUZCZ2NJQ1FvTERBME9EeEFSRWhNVUZSWVhHQmthR3h3ZEhoOD0=";
         let one = json!({ "2026": key });
         assert_eq!(key_of(Value::Null, one.clone()).await, Ok(None));
@@ -268,7 +269,8 @@ mod tests {
         }
         let claim = json!({ "metadata": { "name": "backups" } });
         checked(200, claim).await.unwrap();
-        // Invariant 1: none of these answers proves that the PersistentVolumeClaim is missing.
+        // Invariant 1: the check accepts these answers, because they do not prove that the PersistentVolumeClaim is
+        // missing.
         for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
             let refused = refusal(code, reason, named.clone());
             checked(code, refused).await.unwrap();

@@ -18,8 +18,8 @@ pub(crate) async fn inputs(
 ) -> VerificationInputs {
     match need(backup, now) {
         VerificationNeed::Nothing => {
-            // End a turn that was not used, for example because the window has closed. Otherwise it would block
-            // verifications of other EtcdBackups.
+            // No verification can start now, for example because its window has closed. An unused turn is ended,
+            // because it would block the verifications of other EtcdBackups.
             let namespace = backup.namespace().unwrap_or_default();
             let uid = backup.uid().unwrap_or_default();
             context.turns.end(&namespace, &uid);

@@ -34,7 +34,7 @@ pub(super) fn disagreement(
     if difference.abs() <= MAX_DIFFERENCE {
         return None;
     }
-    // Keep the message with the times of the first report. With current times, each reconcile would change the status.
+    // The message keeps the times of the first report. With the current times, each reconcile would change the status.
     let message = reported(backup).unwrap_or_else(|| {
         let second = |time: Timestamp| Timestamp::from_second(time.as_second()).unwrap_or(time);
         let theirs = now.checked_add(difference).unwrap_or(now);

@@ -144,7 +144,7 @@ fn plan_copy(
     let report = |verdict, step| (CopyPlan { step, verdict }, Some(Duration::ZERO));
     let wait = |requeue| (CopyPlan::default(), requeue);
     match &inputs.work.work {
-        // The end of the worker triggers a reconcile.
+        // No requeue is needed, because the worker triggers a reconcile when it ends.
         Work::Queued | Work::Ready | Work::Running(_) => wait(None),
         Work::Ended(Ok(copied)) => report(
             CopyVerdict::Copied(Box::new(copied.clone())),
@@ -178,7 +178,7 @@ fn begin(backup: &EtcdBackup, copy: &BackupCopy, now: Timestamp) -> Option<Times
         let pause = pause(record.attempts?);
         record.last_attempt_time.as_ref()?.0.checked_add(pause).ok()
     });
-    // A later time was recorded with a wrong clock.
+    // A time further in the future than MAX_RETRY was recorded with a wrong clock, and is ignored.
     let retry = retry.filter(|time| time.duration_since(now) <= MAX_RETRY);
     Some(retry.unwrap_or(Timestamp::UNIX_EPOCH))
 }
@@ -327,7 +327,8 @@ fn removing(
     inputs: &CopyInputs,
     (since, now): (Timestamp, Timestamp),
 ) -> Removing {
-    // A copying worker is canceled when the deletion of its EtcdBackup starts. It may still write a manifest.
+    // The worker is still active. It is canceled when the deletion starts, but it may still write a manifest, so the
+    // removal waits for its end.
     if inputs.work.work.is_active() {
         return Removing::Waiting(None);
     }
@@ -361,7 +362,7 @@ pub(super) fn plan_removal(
     for (index, copy) in backup.spec.copy_to.iter().enumerate() {
         let state = match inputs.get(index) {
             Some(inputs) => removing(backup, copy, inputs, (since, now)),
-            // Invariant 1: without an observation, the operator waits.
+            // Invariant 1: if a copy was not observed, the operator waits.
             None => Removing::Waiting(None),
         };
         let (step, trouble) = match state {

@@ -55,8 +55,8 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock has recorded a start in the future. The time limit then starts with this process, or with the
-    // creation of the EtcdBackup if that was later.
+    // A wrong clock may have recorded a start in the future. `begun` is then the start of this process, or the creation
+    // of the EtcdBackup if that was later.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -106,7 +106,8 @@ fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // A periodic EtcdBackup may still report the deadline of its previous backup, which must be ignored.
+    // The condition of a periodic EtcdBackup may still report the deadline of the previous backup, which is ignored
+    // here. `status.reason` belongs to the current backup.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

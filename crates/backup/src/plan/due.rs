@@ -21,14 +21,13 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
         return Next::Due;
     };
     let status = backup.status.as_ref();
-    // After a change of the spec, an interrupted or failed backup is repeated at once.
+    // If the spec was changed after a backup was interrupted or had failed, the backup is repeated at once.
     let is_repeated = status.is_some_and(is_open)
         || failed_generation(backup).is_some_and(|failed| *failed != backup.metadata.generation);
     if is_repeated {
         return Next::Due;
     }
-    // EtcdBackups of coreos/etcd-operator may have no start time, because that operator recorded only successful
-    // backups.
+    // `last_success_date` is used too, because coreos/etcd-operator recorded no start time.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -94,7 +93,7 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // The list is empty if the path in the spec has changed.
+    // An empty list is accepted too: after a change of the path in the spec, the removal finds no backup.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 
@@ -112,7 +111,8 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // If the clock was set back, `ended` is in the future. The absolute difference limits the wait in this case too.
+    // If the clock was set back, `ended` may be in the future. The absolute difference limits the wait in this case
+    // too.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

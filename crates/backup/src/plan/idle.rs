@@ -65,7 +65,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         return planned(Action::Nothing, idle, requeue);
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
-    // Invariant 9: the removal starts only when the status reports a newer complete backup.
+    // Invariant 9: a removal starts only in this branch, in which the status already reports the newest complete
+    // backup.
     let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {

@@ -79,8 +79,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod that mounts the PersistentVolumeClaim runs in the namespace of the EtcdBackup. It may use the same
-    // endpoints as other pods of the namespace, so they need no grant.
+    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. Endpoints that this pod can reach need
+    // no grant, because other pods of the namespace can reach them too.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -193,8 +193,8 @@ pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // During a restore, the data of the cluster is incomplete. The retention rules would count its backup as a
-        // good backup.
+        // During a restore, the data of the cluster is incomplete. A backup of this data is refused, because the
+        // retention rules would keep it like a complete backup.
         return Err(Trouble::new(
             Reason::Restoring,
             format!(
@@ -238,7 +238,8 @@ pub(super) fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> R
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: a backup pod computes the ages of backups from this time, because its node may have another time.
+    // Invariant 9: `now` becomes the earlier time of the clocks of the operator and of the API server. A backup pod
+    // computes ages from this time, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         // Invariant 31: the newest verified backup is kept.

@@ -23,7 +23,8 @@ pub(super) fn plan_attempt(
         return wait(Verdict::Queued, PROGRESS_INTERVAL);
     }
     if *work == Work::Ready {
-        // Invariant 10: record the attempt before its transfer starts, because the attempt may crash this process.
+        // Invariant 10: the attempt is recorded before its transfer starts, because the transfer may crash this
+        // process.
         let action = Action::RecordAttempts(count_with_current(backup, &snapshot.transfer));
         return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
@@ -32,7 +33,7 @@ pub(super) fn plan_attempt(
         let verdict = obstacle.map_or(Verdict::Running(moved), Verdict::Waiting);
         return wait(verdict, PROGRESS_INTERVAL);
     }
-    // Subtract an attempt from the unfinished attempts when its failure is known.
+    // When the failure of an attempt is known, the attempt is subtracted from the unfinished attempts in the status.
     let uncount = || match work {
         Work::Ended(Err(_)) => count_without_current(&snapshot.transfer),
         _ => None,

@@ -20,7 +20,8 @@ pub(super) fn is_finished(backup: &EtcdBackup) -> bool {
     else {
         return false;
     };
-    // A complete backup stays complete after a change of the spec.
+    // A complete backup stays finished after a change of the spec. A failed backup is finished only until the spec
+    // changes.
     status.succeeded
         || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
 }

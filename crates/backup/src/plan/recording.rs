@@ -163,7 +163,8 @@ pub(super) fn delays_deletion(backup: &EtcdBackup, inputs: &RecordingInputs) -> 
 /// Plans the next step of the agent.
 pub(super) fn plan(backup: &EtcdBackup, inputs: &RecordingInputs, now: Timestamp) -> RecordingPlan {
     if backup.metadata.deletion_timestamp.is_some() {
-        // Without stored backups to remove, Kubernetes deletes the Deployment together with the EtcdBackup.
+        // The agent is stopped here only if stored backups must be removed after its end. Otherwise Kubernetes deletes
+        // its Deployment together with the EtcdBackup.
         return if must_stop_first(backup) {
             stop(&inputs.agent, RecordingVerdict::Unchanged)
         } else {
@@ -216,8 +217,8 @@ fn plan_agent(
         }
         (AgentState::Stopping, _) => RecordingPlan::wait(starting()),
         (AgentState::Missing, Err(trouble)) => RecordingPlan::wait(trouble.clone()),
-        // Invariant 10: the status records the agent before the Deployment exists. Otherwise the operator would not
-        // find the Deployment again after the spec has changed.
+        // Invariant 10: the status records the agent before the Deployment is created. Without this record, the
+        // operator would not delete the Deployment after `spec.continuous` is removed.
         (AgentState::Missing, Ok(_)) if recorded(backup).is_none() => {
             RecordingPlan::wait(starting())
         }

@@ -18,7 +18,7 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     problems.extend(verification_times(backup));
     let endpoints = &backup.spec.etcd_endpoints;
     let mut urls = endpoints.iter();
-    // Invariant 20: without a CA certificate the operator cannot verify the members.
+    // Invariant 20: without a CA certificate, the operator cannot verify the members, so https URLs are rejected.
     if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
@@ -49,7 +49,7 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
         const BLOCK: &str = "spec.verification.window";
         match Cron::parse(&window.schedule, window.time_zone.as_deref()) {
             Err(problem) => problems.push(in_block(BLOCK, &problem)),
-            // If the schedule matches no day, no verification would ever start.
+            // A schedule that matches no day is rejected, because no verification would ever start.
             Ok(schedule) if schedule.next_after(Timestamp::UNIX_EPOCH).is_none() => {
                 problems.push(Problem::new(
                     format!("{BLOCK}.schedule"),
@@ -94,7 +94,8 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
     let labels: Vec<&str> = host.split('.').collect();
     match labels.as_slice() {
-        // The operator appends the namespace of the EtcdBackup to a name without dots.
+        // A name without dots is a Service in the namespace of the EtcdBackup, because the operator appends this
+        // namespace.
         [service] => !service.is_empty() && *service != "localhost",
         [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
         [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {

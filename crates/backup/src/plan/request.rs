@@ -21,7 +21,7 @@ fn requested(backup: &EtcdBackup) -> Option<Timestamp> {
 /// The time at which the requested backup must start. `None` without a request, or if a backup was completed after the
 /// request.
 pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
-    // Ignore a time far in the future, because a wrong clock has written it.
+    // A requested time that is far in the future is ignored, because it was written with a wrong clock.
     let requested = requested(backup).filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)?;
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_backup_is_verified_once_before_schedule() {
+    fn requested_backup_needs_verification_until_backup_since_request_is_verified() {
         let status = |proven: Option<&str>| {
             let verified = proven.map(|time| json!({ "location": "s3://b/k", "backupTime": time }));
             json!({ "succeeded": true, "location": "s3://b/l", "lastSuccessDate": NOW, "lastVerified": verified })

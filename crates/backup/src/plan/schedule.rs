@@ -90,8 +90,8 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // Choose the latest missed run, or the next run if the starting deadline of the latest missed run has
-            // passed.
+            // `planned` becomes the latest missed run, or the next run if the starting deadline of the latest missed
+            // run has passed.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -104,10 +104,10 @@ impl Schedule {
     }
 
     fn at(&self, cron: &Cron, last: Timestamp, seed: &str, now: Timestamp) -> Next {
-        // Skip all runs whose starting deadline has passed, without iterating over them.
+        // The search begins after `from`, which skips all runs whose starting deadline has passed.
         let from = match self.deadline {
-            // `since` is `None` if the deadline is longer than the time since the first representable time: skip no
-            // run.
+            // If the deadline reaches back before the first representable time, `since` is `None`, and no run is
+            // skipped.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();
                 let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
@@ -130,7 +130,7 @@ impl Schedule {
     /// together.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
-        // The jitter must not exceed the starting deadline.
+        // The jitter is at most half of the starting deadline, so that a delayed run does not miss the deadline.
         let max = self.deadline.map_or(max, |deadline| max.min(deadline / 2));
         let max = max.as_secs().max(0).unsigned_abs();
         let seconds = hash(seed, run) % (max + 1);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn run_after_newest_backup_follows_the_schedule() {
+    fn next_run_is_computed_from_newest_backup_or_creation() {
         let created = at("2026-01-01T08:00:00Z");
         let last = at("2026-01-01T10:03:00Z");
         let daily = schedule(r#"{"schedule":"@daily"}"#);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn first_backup_of_interval_is_due_at_once() {
+    fn first_backup_with_interval_is_due_at_once() {
         assert_eq!(next(HOURLY, None, "2026-01-01T00:00:00Z"), Next::Due);
         assert_eq!(next(HOURLY, None, "2030-01-01T00:00:00Z"), Next::Due);
     }
@@ -239,7 +239,7 @@ mod tests {
             let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             assert_eq!(first, second);
-            // The jitter can be every number of seconds from zero to the maximum.
+            // The 200 seeds produce every jitter from zero to `max` seconds.
             let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
                 distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn cron_schedule_without_backup_waits_for_first_run() {
+    fn first_backup_with_cron_schedule_waits_for_first_run() {
         let daily = r#"{"schedule":"@daily"}"#;
         let tomorrow = Next::At(at("2026-01-02T00:00:00Z"));
         assert_eq!(next(daily, None, "2026-01-01T08:00:00Z"), tomorrow);
@@ -323,7 +323,7 @@ mod tests {
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
         );
-        // 02:30 does not exist on this day, because daylight saving time starts. The run is not skipped.
+        // On March 29, 02:30 does not exist in Berlin, because daylight saving time starts. The run is not skipped.
         let gap = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let found = next(gap, Some("2026-03-28T12:00:00Z"), "2026-03-28T12:00:00Z");
         assert!(
@@ -356,8 +356,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // At the start of daylight saving time, one hour does not exist. The next hourly run starts one hour after the
-        // last.
+        // At the start of daylight saving time, the hour from 02:00 to 03:00 does not exist in Berlin. An hourly run
+        // still starts one hour after the previous run.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),

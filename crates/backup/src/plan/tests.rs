@@ -177,7 +177,7 @@ fn complete_backup_of_interrupted_operator_is_adopted() {
 }
 
 #[test]
-fn complete_backup_is_never_repeated() {
+fn complete_single_backup_is_never_repeated() {
     let backup = begun(|_| ());
     let done = plan(
         &backup,
@@ -195,7 +195,7 @@ fn complete_backup_is_never_repeated() {
             (plan.action, plan.verdict.clone()),
             (Action::Nothing, Verdict::Unchanged)
         );
-        // Only the observed generation in the status changes.
+        // Apart from the observed generation, the status and its conditions do not change.
         let mut reported = status(&backup, &plan, at(1_000_000));
         assert_eq!(reported.observed_generation, Some(generation));
         reported.observed_generation = Some(1);
@@ -290,7 +290,7 @@ fn backup_fails_at_deadline_with_last_failure() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
-    // A running attempt has no result yet, so the deadline message contains the failure of the previous attempt.
+    // The running attempt has no result yet, so the deadline message contains the failure of the previous attempt.
     let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
     retrying.transfer.last_failure = Some(refused());
     let canceling = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
@@ -344,7 +344,7 @@ fn canceled_transfer_with_complete_backup_succeeds() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));
-    // The store is read at once, without waiting for the back-off of the transfer.
+    // After a canceled transfer has ended, the operator reads the store at once, and does not wait until `not_before`.
     let mut ended = canceled();
     ended.transfer.not_before = Some(at(90));
     assert_eq!(need(&canceling, &running, at(62)), Need::Nothing);
@@ -386,7 +386,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // The maximum is 48 hours, also for `timeoutInSecond: 0`.
+    // The time limit is at most 48 hours, also for `timeoutInSecond: 0`.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));
@@ -429,7 +429,7 @@ fn changed_spec_starts_new_backup_instead_of_adopting_old() {
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let first = plan(&backup, &running, at(10));
     assert_eq!(first.action, Action::AbandonTransfer);
-    // The new start is recorded only after the canceled transfer has ended.
+    // The start of the new backup is recorded only after the canceled transfer has ended.
     let unchanged = after(backup, &first, at(10));
     assert_eq!(
         unchanged.status.as_ref().unwrap().observed_generation,
@@ -535,7 +535,8 @@ fn rejected_spec_is_checked_in_each_reconcile() {
         &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
-    // A later release of the operator may accept the spec.
+    // The spec is valid, but the status reports a refusal. This happens if a later release of the operator accepts a
+    // spec that an earlier release refused.
     let mut accepted = fresh();
     accepted.status = refused.status;
     assert_eq!(

@@ -146,7 +146,8 @@ fn begin(backup: &EtcdBackup, settings: &Verification, now: Timestamp) -> Begin 
     if due > now {
         return Begin::At(due);
     }
-    // A change of the cluster waits for this verification, so the verification does not wait for its window.
+    // An upgrade or another change of the cluster waits for this verification, so the verification may start outside
+    // its window.
     if request::wants_verification(backup) {
         return Begin::Now;
     }
@@ -211,7 +212,8 @@ pub(crate) fn plan(
         ),
         PodState::Unknown(why) => VerificationPlan::wait(why, INPUT_RETRY),
         PodState::NotRead => VerificationPlan::wait(RUNNING, INPUT_RETRY),
-        // The pod was deleted, and a newer backup exists: verify the newer backup instead.
+        // The pod was deleted before it reported a result, and a newer backup exists now. The newest backup is verified
+        // instead of the backup in `record`.
         PodState::Missing if location(backup) != Some(record.location.as_str()) => {
             let location = location(backup).unwrap_or_default().to_owned();
             let verdict = VerificationVerdict::Starting(location);
@@ -370,7 +372,8 @@ fn built(
         .as_deref()
         .or(inputs.repository.as_deref());
     let mut source = Source::store(&block, &version, status.sha256.as_deref());
-    // The status records whether the newest backup is encrypted. `spec.encryption` may have changed since then.
+    // `status.encryption_key` shows whether the newest backup is encrypted, because `spec.encryption` may have changed
+    // since this backup.
     match (&status.encryption_key, &backup.spec.encryption) {
         (Some(_), Some(encryption)) => source = source.encrypted(&encryption.secret),
         (Some(key), None) => {

@@ -204,8 +204,8 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The pod truncates the list. Add the newest backup if the list lacks it, because a removal always
-                // keeps it.
+                // The list `kept` may lack the newest backup, because the pod truncates the list. The newest backup is
+                // added here, because a removal always keeps it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {

@@ -35,8 +35,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         .and_then(|container| container.state.clone());
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // A failure report of a terminating pod was handled before its deletion, so the order needs a new pod. A
-        // report of success is always used.
+        // A report of success is always used. A failure report of a terminating pod is ignored, because the operator
+        // has handled this report before it deleted the pod.
         Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
@@ -86,8 +86,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        // The volume may be attached to another node, or its mount may fail. Only Events of the pod contain the
-        // reason.
+        // The container waits, for example because its volume is attached to another node. Only Events of the pod
+        // contain this reason.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_terminating_backup_pod_is_used() {
+    fn success_report_of_terminating_backup_pod_is_used() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,

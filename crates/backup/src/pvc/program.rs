@@ -42,7 +42,7 @@ pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // The progress server never returns a report; it runs until the task has ended.
+        // This branch serves the progress until the task in the first branch has ended. It never returns a report.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -119,7 +119,7 @@ pub(crate) fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // Remove line breaks at the end, because an editor may have added them to the password.
+            // Line breaks at the end are removed, because an editor may have added them to the password.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {
@@ -163,7 +163,7 @@ async fn stored(
         encrypted: encryption.is_some(),
         verify_content: true,
     };
-    // An earlier pod for this order may have completed the backup. If so, report that backup.
+    // An earlier pod for this order may have completed the backup. The report then contains this backup.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,
@@ -178,8 +178,8 @@ async fn stored(
         uid: order.uid.clone(),
         cluster,
         limits: EndpointLimits::default(),
-        // An EtcdBackup has at most one pod at a time, so all its unfinished files are from earlier pods and can be
-        // deleted.
+        // An EtcdBackup has at most one pod at a time, so all its unfinished files are from earlier pods. The transfer
+        // deletes all files from before `since`.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;

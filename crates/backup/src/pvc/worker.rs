@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stuck_pvc_backup_is_reported_with_reason_of_kubelet() {
+    async fn waiting_backup_pod_is_reported_with_reason_of_kubelet() {
         let worker = worker(api_server(true), Duration::from_mins(10));
         let (progress, cancelled) = (Progress::default(), CancellationToken::new());
         let watched = async {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stuck_pvc_backup_pod_fails_with_reason_of_kubelet() {
+    async fn backup_pod_that_does_not_start_fails_with_reason_of_kubelet() {
         for (may_list_events, expected) in [(true, MULTI_ATTACH), (false, "kubectl describe pod")] {
             let worker = worker(api_server(may_list_events), Duration::from_millis(200));
             let (progress, cancelled) = (Progress::default(), CancellationToken::new());

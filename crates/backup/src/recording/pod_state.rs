@@ -46,7 +46,7 @@ pub(crate) fn problem(pod: &Pod) -> Option<Trouble> {
         let message = format!("the image of the agent cannot be pulled: {message}");
         return Some(Trouble::new(Reason::ImageNotFound, message));
     }
-    // The message of the last end is the end of the log: the problem that the agent has reported.
+    // The termination message is the end of the log of the ended container, which contains the problem of the agent.
     if let Some(ended) = ended {
         let log = ended.message.as_deref().unwrap_or_default().trim();
         let message = format!("the agent ended with exit code {}: {log}", ended.exit_code);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn problem_names_image_or_end_of_log_or_scheduler() {
+    fn problem_of_agent_pod_contains_message_of_kubelet_or_log_or_scheduler() {
         let image = json!({ "waiting": { "reason": "ErrImagePull", "message": "not found" } });
         let image = with_container(&json!({ "state": image }));
         let crashed = with_container(&json!({
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn terminating_pod_is_not_the_newest() {
+    fn newest_agent_pod_is_never_a_terminating_pod() {
         let pod = |name: &str, time: &str, deleted: bool| -> Pod {
             let mut metadata = json!({ "name": name, "creationTimestamp": time });
             if deleted {

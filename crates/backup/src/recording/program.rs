@@ -82,7 +82,7 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
         ended = Box::pin(agent.run(stop)) => ended.map_err(|error| {
             Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
         }),
-        // Never completes.
+        // The server of the reports never ends, so only the agent ends this `select!`.
         () = report::serve(monitor) => Ok(()),
     }
 }
@@ -180,7 +180,7 @@ mod tests {
         let settings = settings(&order, "etcd/main", Path::new("/spool"));
         assert_eq!(settings.prefix, "etcd/main.continuous/uid/");
         assert_eq!(settings.limits.interval, Duration::from_millis(500));
-        assert_eq!(settings.max_age, Duration::from_secs(60));
+        assert_eq!(settings.max_age, Duration::from_mins(1));
         assert_eq!((settings.max_bytes, settings.window.as_secs()), (7, 120));
         assert_eq!(settings.spool.unwrap().limit, 9);
     }

@@ -52,7 +52,7 @@ async fn serve_at(listener: &TcpListener, monitor: &Monitor) {
                     progress: monitor.read(),
                 };
                 let text = serde_json::to_vec(&report).unwrap_or_default();
-                // The write has a timeout, so that a client that does not read does not block the server.
+                // The write has a timeout, because a client that does not read must not block the server.
                 let _ = timeout(TIMEOUT, stream.write_all(&text)).await;
             }
             Err(error) => {
@@ -88,7 +88,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let monitor = Monitor::default();
         let server = tokio::spawn(async move { serve_at(&listener, &monitor).await });
-        // A client that neither sends nor reads does not block other clients.
+        // The client `_silent` neither sends nor reads, and must not block other clients.
         let _silent = TcpStream::connect(address).await.unwrap();
         let report = read_at(address).await.unwrap();
         assert_eq!(report.progress, Progress::default());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn text_that_is_no_report_is_ignored() {
+    async fn invalid_report_of_agent_is_ignored() {
         for text in ["", "7 9\n", "{}", "{\"now\":\"x\",\"progress\":{}}"] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();

@@ -89,7 +89,7 @@ fn recorded(
             let Copied { stored, problem } = copied.as_ref();
             let is_known = old.location.as_deref() == Some(stored.location.as_str())
                 && old.sha256.as_deref() == Some(stored.sha256.as_str());
-            // The operator retries after a problem, so the number of attempts stays.
+            // After a problem, the operator retries, so the status keeps the number of attempts.
             let failed = problem.is_some();
             CopyStatus {
                 location: Some(stored.location.clone()),
@@ -140,7 +140,8 @@ fn finding(spec: &EtcdBackupSpec, status: &EtcdBackupStatus) -> Option<Finding> 
         ));
     }
     let old = find(&status.conditions, &ConditionType::Copied);
-    // After a failed copy has succeeded, another copy may still be incomplete.
+    // A condition that is not False stays unchanged. If it is False, the failed copy has succeeded since, but another
+    // copy is still missing.
     if old.is_some_and(|old| old.status != "False") {
         return None;
     }
@@ -159,14 +160,14 @@ pub(super) fn notices(backup: &EtcdBackup, plan: &CopiesPlan) -> Vec<Notice> {
     let notices = copies.filter_map(|(copy, planned)| match &planned.verdict {
         CopyVerdict::Unchanged | CopyVerdict::Starting => None,
         CopyVerdict::Failed(trouble) | CopyVerdict::Blocked(trouble) => Some(failed(copy, trouble)),
-        CopyVerdict::Copied(copied) => match &copied.problem {
+        CopyVerdict::Copied(result) => match &result.problem {
             Some(trouble) => Some(failed(copy, trouble)),
             None => Some(Notice::normal(
                 Reason::BackupCopied.as_str(),
                 ACTION,
                 format!(
                     "copy {}: revision {} is stored at {}",
-                    copy.name, copied.stored.revision, copied.stored.location
+                    copy.name, result.stored.revision, result.stored.location
                 ),
             )),
         },

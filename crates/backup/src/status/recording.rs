@@ -108,7 +108,7 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     } = &report.progress;
     continuous.revision = *revision;
     continuous.revision_time = revision_time.and_then(time);
-    // A restarted agent does not know the time yet.
+    // A restarted agent does not report this time yet, so the status keeps the last time.
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }

@@ -45,13 +45,15 @@ pub(super) fn record(
             record(status, &waiting, generation, now);
             return;
         }
-        // The condition keeps the result of the previous verification, and adds the reason for the wait.
+        // The condition keeps the result of the previous verification, and its message also contains the reason for the
+        // wait.
         VerificationVerdict::Waiting(why) => {
             report_next(status, Some(why), generation);
             return;
         }
         VerificationVerdict::Unchanged => {
-            // If a verification was queued, its settings have changed, so it is no longer due.
+            // No verification is due. A verification in the status that was only queued is removed, because it is no
+            // longer due after a change of the settings.
             let last = status.verification.take();
             status.verification =
                 last.filter(|last| last.start_time.is_some() || last.failures.is_some());
@@ -93,7 +95,7 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // A verification without a result keeps the report that a backup cannot be restored.
+                // The verification has no result, so the condition still reports the backup that could not be restored.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -111,7 +113,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let last = status.verification.take().unwrap_or_default();
     status.verification = Some(VerificationStatus {
         location: location.to_owned(),
-        // Record the time and the cluster ID of this backup now, because a newer backup may change the status.
+        // The time and the cluster ID of this backup are copied now, because a newer backup may change them in the
+        // status before the verification ends.
         backup_time: status.last_success_date.clone(),
         cluster_id: status.cluster_id.clone(),
         due_time: last.due_time.or_else(|| Some(now.clone())),
@@ -343,7 +346,7 @@ mod tests {
                 message(&waits),
                 format!("{last}. Next verification: the window opens at 22:00")
             );
-            // After the wait, the condition no longer contains the reason for the wait.
+            // When the wait has ended, the message no longer contains the reason for the wait.
             let unchanged = then(&[waiting("in the queue"), VerificationVerdict::Unchanged]);
             assert_eq!(message(&unchanged), last);
             let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_verified_backup_names_compared_facts() {
+    fn report_of_verified_backup_lists_compared_facts() {
         let report = |keys_compared, hash_compared| {
             let proof = Proof {
                 revision: 7,

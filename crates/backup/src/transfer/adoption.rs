@@ -69,23 +69,22 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // Without permission to list objects, the operator cannot find the earlier attempt, and the next attempt uses
-    // another name.
+    // If the operator may not list objects, it cannot find the earlier attempt, and the next attempt uses another name.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: skip objects of other paths with the same prefix.
+        // Invariant 13: objects of other paths that begin with the same prefix are skipped.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // With the manifest of another EtcdBackup, the object is the backup of that EtcdBackup from the same
-            // second. Otherwise the object is incomplete or overwritten, and the next attempt replaces it.
+            // An object whose manifest names another EtcdBackup is a backup from the same second, and is kept. Any
+            // other object is incomplete or overwritten, so the next attempt replaces it.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),

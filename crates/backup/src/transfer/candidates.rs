@@ -86,7 +86,7 @@ pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble>
             ),
         ));
     }
-    // Count a member once, even if it answers at several URLs.
+    // A member that answers at several URLs is counted once.
     let members: BTreeMap<MemberId, Candidate> = answers
         .into_iter()
         .rev()
@@ -237,7 +237,7 @@ mod tests {
             order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum, etcd returns no member list, and the operator uses the endpoints in the spec.
+        // Without a quorum, etcd returns no member list, and the operator uses the URLs in the spec.
         assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 

@@ -81,8 +81,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let manifest_key = manifest_key(key);
-    // Invariant 12: a store without tags does not show that another writer has replaced the object. If the manifest
-    // has changed, compare the whole object.
+    // Invariant 12: without tags, the store does not show that another writer has replaced the object. If the manifest
+    // has changed since `previous` was read, the whole object is compared with the manifest of this transfer.
     let without_tags = committed.tag.is_none();
     if without_tags {
         let found = current_manifest(store, key).await?;
@@ -105,7 +105,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     {
         return Ok(());
     }
-    // Delete this manifest, because it describes an object that no longer exists. Keep a manifest of another writer.
+    // The stored manifest of this transfer is deleted, because it describes an object that no longer exists. A manifest
+    // of another writer is kept.
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {

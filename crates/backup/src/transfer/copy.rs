@@ -45,7 +45,7 @@ pub(crate) async fn copy_backup(
     cancelled: &CancellationToken,
 ) -> Result<Option<Stored>, Trouble> {
     let found = pair(from.store.as_ref(), &from.key, |_| true).await;
-    let Some((manifest, _)) = found.map_err(in_first_store)? else {
+    let Some((manifest, _)) = found.map_err(|trouble| in_first_store(&trouble))? else {
         return Ok(None);
     };
     if sha256.is_some_and(|sha256| !manifest.sha256.eq_ignore_ascii_case(sha256)) {
@@ -60,7 +60,8 @@ pub(crate) async fn copy_backup(
     if let Some(copy) = complete_copy(to, &manifest).await? {
         return Ok(Some(copy));
     }
-    // Invariant 9: an EtcdBackup with the same path may have written another backup, which is not replaced.
+    // Invariant 9: another EtcdBackup with the same path may have written a backup at this key. A copy with a number in
+    // its name does not replace that backup.
     if !replaces
         && let Some(other) = current_manifest(to.store.as_ref(), &to.key).await?
         && !is_same_backup(&other, &manifest)
@@ -73,7 +74,8 @@ pub(crate) async fn copy_backup(
             ),
         ));
     }
-    let manifest = copy_object((from, to), manifest, since, meter, cancelled).await?;
+    let copied = copy_object((from, to), manifest, since, meter, cancelled);
+    let manifest = Box::pin(copied).await?;
     Ok(Some(stored(to.store.as_ref(), &to.key, &manifest)))
 }
 
@@ -83,7 +85,8 @@ async fn complete_copy(to: &Place, manifest: &BackupManifest) -> Result<Option<S
         is_same_backup(copy, manifest)
     });
     let found = match found.await {
-        // Without permission to list objects, S3 answers "access denied" for a missing object.
+        // If the operator may not list objects, S3 answers "access denied" for a missing object, so the copy counts as
+        // missing.
         Err(trouble) if trouble.reason == Reason::AccessDenied => None,
         found => found?,
     };
@@ -113,13 +116,14 @@ async fn copy_object(
 ) -> Result<BackupManifest, Trouble> {
     let store = to.store.as_ref();
     let object = cancelable(cancelled, from.store.get(&from.key)).await;
-    let object = object.map_err(in_first_store)?;
+    let object = object.map_err(|trouble| in_first_store(&trouble))?;
     let size = object.size;
     meter.set(Moved {
         bytes: 0,
         total: Some(size),
     });
-    // If the operator may not list objects, unfinished uploads stay. The lifecycle rules of the bucket can delete them.
+    // The copy continues after a failure here, for example if the operator may not list objects. Unfinished uploads
+    // then stay until a lifecycle rule of the bucket deletes them.
     let discarded = store.discard_unfinished(&to.key, since.as_second());
     if let Err(trouble) = cancelable(cancelled, discarded).await {
         let key = &to.key;
@@ -148,7 +152,7 @@ async fn copy_object(
     }
     let previous = current_manifest(store, &to.key).await?;
     fail::fail_point!("backup-before-copy-commit");
-    // Invariant 12: the content has matched the manifest. Now the store must acknowledge the whole object.
+    // Invariant 12: the content has matched the manifest. At the commit, the store must acknowledge the whole object.
     let committed = cancelable(cancelled, upload.commit()).await?;
     if committed.size != size {
         return Err(Trouble::new(
@@ -186,7 +190,7 @@ async fn stream(
     let mut comparison = Comparison::new(manifest);
     let mut moved = 0;
     while let Some(chunk) = object.chunks.next().await {
-        let chunk = chunk.map_err(|error| in_first_store(in_store(&error)))?;
+        let chunk = chunk.map_err(|error| in_first_store(&in_store(&error)))?;
         comparison.push(&chunk);
         moved += chunk.len() as u64;
         meter.advance_to(moved);
@@ -196,7 +200,7 @@ async fn stream(
 }
 
 /// Says that the problem is in the first store, and not in the store of the copy.
-fn in_first_store(trouble: Trouble) -> Trouble {
+fn in_first_store(trouble: &Trouble) -> Trouble {
     let message = format!(
         "the backup cannot be read in the first store: {}",
         trouble.message

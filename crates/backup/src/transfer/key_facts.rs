@@ -39,8 +39,8 @@ impl Transfer {
         }
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         let found = received(answer.await, member, "hash")?;
-        // A compaction changes the hash. If one happened since the snapshot, a restore could not compare the hash, so
-        // it is left out.
+        // The hash is left out if etcd was compacted after the snapshot. A compaction changes the hash, so a restore
+        // could not compare it.
         (found.compacted == inspected.compacted).then_some(found.hash)
     }
 

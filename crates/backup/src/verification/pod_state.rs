@@ -82,7 +82,7 @@ pub(crate) fn state_of(pod: &Pod, uid: &str) -> PodState {
         let mut all = prepare.iter().chain(&containers);
         all.find(|status| status.name == name)
     };
-    // The report is valid even if the pod was stopped afterwards.
+    // A report of the container `verify` is valid even if the pod was stopped after the report.
     if let Some(result) = of(VERIFY).and_then(reported) {
         return PodState::Ended(result);
     }
@@ -161,8 +161,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     let Some(member::Report::Failed { reason, message }) = member::Report::read(message) else {
         return Some(killed_or(code, "fetch", message, false));
     };
-    // The program of the restore operator reports these reasons. `BackupMissing` and `BucketMissing` have the same
-    // names in the backup operator.
+    // The container `fetch` runs the program of the restore operator, which reports its own reasons. For
+    // `BackupMissing` and `BucketMissing`, the backup operator uses the same names.
     let damaged = [
         UNREADABLE,
         Reason::BackupMissing.as_str(),
@@ -178,7 +178,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
 fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status)?;
     let (message, damaged) = match member::Report::read(message) {
-        // Any other reason means that the backup was not tested, for example because the image contains no etcdutl.
+        // A report with a reason other than UNREADABLE means that the backup was not tested, for example because the
+        // image contains no etcdutl.
         Some(member::Report::Failed { reason, message }) => (message, reason == UNREADABLE),
         Some(member::Report::Done(_)) | None => (message.to_owned(), true),
     };
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_restore_is_damage_only_if_backup_is_unreadable() {
+    fn failed_restore_is_reported_as_damage_only_if_backup_is_unreadable() {
         for (reason, damaged) in [("SnapshotUnreadable", true), ("SeedFailed", false)] {
             let report = json!({ "result": "failed", "reason": reason, "message": "why" });
             let status = json!({ "containerStatuses": ended_as("etcd", 1, &report) });
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_at_time_limit_names_timeout_field() {
+    fn failure_message_at_time_limit_contains_timeout_field() {
         let status = json!({ "phase": "Failed", "reason": "DeadlineExceeded" });
         let PodState::Ended(Err(failure)) = state(&status) else {
             panic!("{status}");

@@ -158,7 +158,7 @@ mod tests {
             judge(&contents(None, Some(9)), &found(7, 2, 9)),
             verified(true)
         );
-        // An expired lease has raised the revision.
+        // A lease has expired in the restored etcd, which has raised the revision from 7 to 8.
         assert_eq!(
             judge(&contents(None, Some(9)), &found(8, 2, 9)),
             verified(true)
@@ -181,10 +181,11 @@ mod tests {
     fn different_number_of_keys_fails_verification() {
         let recorded = contents(Some(2), Some(9));
         assert_eq!(judge(&recorded, &found(7, 2, 9)), proof(2, true, true));
-        // The manifest of a large database has no hash, but the number of keys is compared.
+        // The manifest of a large database contains no hash, so only the number of keys is compared.
         let large = contents(Some(2), None);
         assert_eq!(judge(&large, &found(7, 2, 9)), proof(2, true, false));
-        // The data contains the empty key of a raised revision.
+        // A restore that has raised the revision adds an empty key (see `is_equal`), so one key more than in the
+        // manifest is accepted.
         assert_eq!(judge(&recorded, &found(7, 3, 9)), proof(2, true, true));
         for keys in [1, 4] {
             for recorded in [&recorded, &large] {
@@ -196,7 +197,7 @@ mod tests {
                 }
             }
         }
-        // An expired lease has deleted a key, which has raised the revision.
+        // A lease has expired in the restored etcd, which has deleted a key and raised the revision.
         assert_eq!(judge(&recorded, &found(8, 1, 9)), proof(1, false, true));
     }
 }

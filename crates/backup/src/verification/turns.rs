@@ -70,7 +70,7 @@ mod tests {
 
     /// The EtcdBackup `b` allows concurrent verifications, so it does not wait, but `c` waits for `b`.
     #[test]
-    fn concurrent_verification_does_not_end_turn_of_another() {
+    fn concurrent_verification_does_not_end_turn_of_other_etcdbackup() {
         let turns = Turns::default();
         let all = |_: &str| true;
         assert!(turns.take("prod", "a", &[], all));

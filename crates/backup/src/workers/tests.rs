@@ -181,8 +181,8 @@ async fn workers_limit_concurrent_transfers() {
     .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
-    // Each EtcdBackup is reconciled when its transfer ends. The three queued transfers also cause a reconcile when
-    // they start.
+    // Each of the seven transfers causes a reconcile when it ends. The three queued transfers also cause a reconcile
+    // when they start.
     let mut reconciled = Vec::new();
     for _ in 0..10 {
         reconciled.push(case.changes.recv().await.unwrap().name);
@@ -214,7 +214,7 @@ async fn slow_store_does_not_delay_transfers_to_other_stores() {
     .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
-    // Queued transfers get slots in their order.
+    // A transfer that ends releases its slot for a queued transfer, so all transfers end.
     case.until("all transfers have ended", |case| {
         (0..7).all(|index| {
             matches!(
@@ -244,11 +244,12 @@ async fn queue_time_accumulates_over_attempts() {
     .await;
     assert!(case.workers.observe("0").queue_time < Duration::from_millis(300));
     case.gate.add_permits(1);
-    // The third transfer was queued, so it also causes a reconcile when it starts.
+    // Each of the three transfers causes a reconcile when it ends. The third transfer was queued, so it also causes a
+    // reconcile when it starts.
     for _ in 0..4 {
         case.changes.recv().await.unwrap();
     }
-    // After the end of the transfer, its queue time no longer grows.
+    // After the end of the third transfer, its queue time no longer grows.
     let ended = queue_time(&case);
     assert!(ended > Duration::from_millis(300), "{ended:?}");
     assert_eq!(queue_time(&case), ended);
@@ -331,7 +332,7 @@ async fn worker_backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The test only knows two times between which the attempt failed, so it checks two limits of the delay.
+        // The attempt failed between `before` and the current time, so the delay is between `shortest` and `longest`.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -341,7 +342,7 @@ async fn worker_backs_off_after_each_failure() {
             "expected {pause}, but the pause is between {shortest} and {longest}"
         );
     }
-    // After `forget`, the back-off starts with the minimum again.
+    // After `forget`, the worker has no state of the transfer, so the next failure causes the minimum delay again.
     case.workers.forget("0");
     assert_eq!(case.workers.observe("0"), WorkState::default());
 }
@@ -436,13 +437,13 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     })
     .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The retry keeps the count of unfinished attempts, but also waits until the status is written.
+    // The retry keeps the recorded count of unfinished attempts, but it also waits until `start` is called.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue((owner("0"), "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
-    // A shutdown ends transfers that wait for the status.
+    // A shutdown ends the transfers that wait for `start`.
     case.shutdown.cancel();
     tokio::time::timeout(Duration::from_mins(1), case.workers.join())
         .await
@@ -479,7 +480,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last transfer was in the queue until another transfer had timed out.
+    // The last transfer waited in the queue until another transfer had timed out.
     let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
     let (last, others) = all.split_last().unwrap();
     assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));

@@ -18,7 +18,7 @@ async fn next_operator_process_adopts_complete_backup() {
         .await
         .unwrap();
     assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
-    // The backup is not adopted for another EtcdBackup, or for a later start.
+    // The backup is not adopted for another EtcdBackup, or for a backup that starts later.
     assert_eq!(find("uid-2", long_ago()).await, None);
     let later = stored.created_at + jiff::SignedDuration::from_secs(1);
     assert_eq!(find("uid-1", later).await, None);

@@ -49,7 +49,7 @@ async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
         .await
         .unwrap();
     client_of_etcd.put("secret", MARK, None).await.unwrap();
-    // The upload has several parts.
+    // The database is so large that the upload has several parts.
     let revision = fill(&etcd.client_url, 20).await;
     let plain = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
     let none = CancellationToken::new();
@@ -98,7 +98,7 @@ async fn unencrypted_backup_is_not_adopted_if_spec_requires_encryption() {
     let snapshot = recorded().await;
     let none = CancellationToken::new();
     for encryption in [None, Some(key())] {
-        // In a directory, the adoption compares the checksum of the whole object. It needs no key, because the
+        // In a directory, the adoption compares the checksum of the whole stored object. It needs no key, because the
         // manifest contains the checksum of the encrypted object.
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(LocalStore::new(dir.path()));

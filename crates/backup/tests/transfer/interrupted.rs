@@ -47,7 +47,7 @@ async fn backup_completes_after_kill_of_sending_member() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Kill both followers, because one of them sends the snapshot.
+        // One of the two followers sends the snapshot, so both are killed.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {
@@ -56,7 +56,7 @@ async fn backup_completes_after_kill_of_sending_member() {
         }
     };
     let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // The transfer continues with the leader, or fails with a reason.
+    // The transfer continues with the leader, or fails with the reason `EtcdUnreachable`.
     let stored = match outcome {
         Ok(stored) => stored,
         Err(trouble) => {
@@ -88,7 +88,7 @@ async fn next_backup_discards_upload_of_killed_process() {
         let content = store::testing::content(1 << 20);
         upload.write(content).await.unwrap();
     }
-    // Wait until the server has received all parts of the upload.
+    // The loop waits until the server has received all parts of the upload.
     let (mut parts, mut same) = (0, 0);
     for _ in 0..600 {
         let now = server.unfinished("bucket").len();

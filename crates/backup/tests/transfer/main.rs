@@ -193,14 +193,14 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
     let server = S3Server::start(&["bucket"]);
-    // One of the two endpoints is dead, but the member list contains all members.
+    // One of the two endpoints is dead. The live endpoint returns a member list with all members.
     let alive = members
         .iter()
         .position(|member| member.name == "m1")
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // One run must end within three seconds. Other runs may be slower on a busy machine.
+    // At least one of five runs must end within three seconds. The other runs may be slower on a busy machine.
     let mut times = Vec::new();
     while times
         .last()
@@ -215,7 +215,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum, etcd returns no member list, but a backup is possible.
+    // Without a quorum, etcd returns no member list, but the member `m1` can still send its snapshot.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -281,7 +281,8 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case without a connection is first, because a pending connection of an earlier case would be counted.
+    // The case without a connection runs first. After another case, `accept` could return a pending connection of that
+    // case.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),
@@ -396,7 +397,7 @@ async fn invariant_12_backup_fails_if_store_fails() {
             Reason::AccessDenied,
             "{call:?}"
         );
-        // An object without a manifest is no backup.
+        // An object without a manifest does not count as a backup.
         assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
         // The next attempt succeeds.
         run.run(&Meter::default(), &CancellationToken::new())
@@ -513,7 +514,7 @@ async fn compressed_backup_has_content_of_snapshot() {
             .unwrap(),
         Some(stored.clone())
     );
-    // The decompressed content has the checksum from etcd and the checksum in the manifest.
+    // The decompressed content matches the checksum from etcd and the checksum in the manifest.
     let mut inspector = etcd::Inspector::new();
     let mut decompressor = store::compression::Decompressor::new().unwrap();
     let mut rest: &[u8] = &compressed;

@@ -88,8 +88,8 @@ pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
 }
 
 pub(super) fn last_exit(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
-    let mut states = [&status.state, &status.last_state].into_iter().flatten();
-    states.find_map(|state| state.terminated.as_ref())
+    let mut both = [&status.state, &status.last_state].into_iter().flatten();
+    both.find_map(|state| state.terminated.as_ref())
 }
 
 fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {

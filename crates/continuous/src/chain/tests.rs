@@ -30,7 +30,7 @@ fn chain_is_found_in_any_order_of_the_listing() {
 }
 
 #[test]
-fn missing_segment_ends_the_chain() {
+fn chain_ends_before_missing_segment() {
     let mut listed = names(4, 0);
     listed.remove(1);
     let chain = find(&listed);
@@ -76,8 +76,8 @@ fn longest_branch_of_concurrent_recorders_is_used() {
         assert_eq!(branches, short);
         assert_eq!(chain.faults, []);
     }
-    // Of two branches with the same last revision and length, the branch whose last segment has the smaller name is
-    // used.
+    // If two branches have the same last revision and the same length, the branch whose last segment has the smaller
+    // name is used.
     let (one, other) = (names(2, 1), names(2, 2));
     let expected = if one[1] < other[1] { &one } else { &other };
     assert_eq!(
@@ -116,7 +116,7 @@ fn segment_of_another_base_is_reported() {
 }
 
 #[test]
-fn search_ends_if_segments_form_circle() {
+fn search_for_chain_ends_if_segments_form_circle() {
     let (a, b) = (base_of(1, 1).digest.short(), base_of(2, 2).digest.short());
     let circle = [(a, b), (b, a)].map(|(previous, digest)| SegmentName {
         first: 11,
@@ -140,7 +140,7 @@ proptest! {
 
     /// Whatever segments are missing, the search does not panic, and the chain has no missing revision.
     #[test]
-    fn chain_found_in_any_subset_misses_no_revision(
+    fn chain_of_incomplete_listing_has_no_missing_revision(
         keep in proptest::collection::vec(any::<bool>(), 10),
         tags in proptest::collection::vec(0_i64..2, 2),
     ) {
@@ -158,7 +158,7 @@ proptest! {
         }
         prop_assert_eq!(chain.last, last.1);
         let newest = listed.iter().map(|name| name.last).max().unwrap_or(BASE_REVISION);
-        // A chain that does not reach the newest segment must report a problem.
+        // A chain that does not reach the newest segment must report a fault.
         prop_assert!(chain.last == newest || !chain.faults.is_empty());
     }
 }

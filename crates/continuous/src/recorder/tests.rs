@@ -144,7 +144,7 @@ fn recorder_resumes_after_last_stored_segment() {
     push(&mut resumed, BASE_REVISION + 7).unwrap();
     let next = resumed.seal().unwrap().unwrap();
     let segment = verifier.check(next.name, &next.object).unwrap();
-    // After a restart of the recorder, the times of the chain must not decrease.
+    // After a restart of the recorder, the observed times in the chain must not decrease.
     let Some(Record::Transaction(first)) = segment.records.first() else {
         panic!("{segment:?}");
     };
@@ -156,7 +156,7 @@ fn recorder_resumes_after_last_stored_segment() {
 }
 
 #[test]
-fn segment_is_due_after_interval() {
+fn segment_is_due_one_interval_after_its_first_record() {
     let mut recorder = recorder();
     assert_eq!(recorder.deadline(), None);
     assert_eq!(recorder.seal().unwrap(), None);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn put_inside_range_prevents_range_deletion() {
+    fn deletions_stay_separate_if_transaction_puts_key_between_them() {
         let mut changes: Vec<Change> = (0..100).filter(|key| *key != 50).map(deletion).collect();
         changes.push(put(50));
         assert_eq!(lengths(&changes), [1; 100]);

@@ -152,7 +152,7 @@ impl Target {
         let answer = client.hash_kv(revision).await?;
         Ok(KeyHash {
             hash: answer.hash(),
-            // If the store was never compacted, etcd reports the revision -1.
+            // etcd reports the revision -1 if the store was never compacted.
             compacted: answer.compact_version().max(0),
         })
     }

@@ -50,7 +50,8 @@ fn decompressed(stored: &[u8], length: u64) -> Result<Bytes, SegmentError> {
     if !is_zstd(stored.get(..BEGINNING).unwrap_or_default()) {
         return Err(NO_ZSTD);
     }
-    // The buffer grows with the data, because a damaged header can contain any length.
+    // The buffer is not allocated with `length`, because a damaged header can contain any length. It grows with the
+    // decompressed data.
     let mut body = BytesMut::new();
     let mut decompressor = Decompressor::new().map_err(|_| NO_ZSTD)?;
     let mut rest = stored;

@@ -58,7 +58,7 @@ fn error_of(object: &[u8]) -> SegmentError {
 }
 
 #[test]
-fn all_records_round_trip() {
+fn all_kinds_of_records_round_trip() {
     let mut records = fixture::records(11);
     records.extend(fixture::records(12));
     records.push(gap(12));
@@ -115,7 +115,7 @@ fn record_has_specified_encoding() {
 }
 
 #[test]
-fn truncation_is_reported() {
+fn truncated_segment_is_reported() {
     let object = sealed(&fixture::records(11)).object;
     for length in [0, 7, 8, 139, 140, object.len() - 1] {
         let error = error_of(&object[..length]);

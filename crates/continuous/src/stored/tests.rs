@@ -65,7 +65,7 @@ impl Stored {
 #[tokio::test]
 async fn stored_chain_is_read_completely() {
     let stored = Stored::new().await;
-    // A repeated write, or an object with another name, changes nothing.
+    // A second write of the same base or segment changes nothing, and the reader ignores an object with another name.
     write_base(&stored.store, PREFIX, &base()).await.unwrap();
     let again = write_segment(&stored.store, PREFIX, base().name, &stored.segments[1]);
     again.await.unwrap();
@@ -80,7 +80,7 @@ async fn stored_chain_is_read_completely() {
 }
 
 #[tokio::test]
-async fn bases_are_listed_by_revision() {
+async fn bases_are_listed_in_order_of_revision() {
     let stored = Stored::new().await;
     let bases_before = [base_of(7, 1_000), base_of(7, 9)];
     for other in &bases_before {
@@ -107,7 +107,7 @@ async fn missing_segment_is_reported() {
 }
 
 #[tokio::test]
-async fn damaged_segment_ends_the_read() {
+async fn read_of_chain_ends_before_damaged_segment() {
     let stored = Stored::new().await;
     let content = fs::read(stored.path(1)).unwrap();
     let mut flipped = content.clone();
@@ -164,7 +164,7 @@ async fn damaged_base_is_rejected() {
 }
 
 #[tokio::test]
-async fn failed_read_can_be_repeated() {
+async fn read_of_segment_can_be_repeated_after_store_failure() {
     let stored = Stored::new().await;
     let faulty = FaultyStore::new(stored.store.clone());
     let mut reader = Reader::open(&faulty, PREFIX, base().name).await.unwrap();
@@ -176,7 +176,7 @@ async fn failed_read_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn object_of_another_format_is_no_segment() {
+async fn object_of_another_format_is_rejected_as_segment() {
     let stored = Stored::new().await;
     fs::write(stored.path(0), b"etcd").unwrap();
     let (_, error) = stored.read().await;

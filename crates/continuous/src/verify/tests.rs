@@ -21,7 +21,7 @@ fn first_error(sealed: &[&Sealed]) -> VerifyError {
 }
 
 #[test]
-fn chain_is_verified_in_order() {
+fn segments_of_valid_chain_pass_verification_in_order() {
     let mut verifier = Verifier::new(&base());
     for sealed in chain(&base(), 3, 2, 0) {
         assert_eq!(check(&mut verifier, &sealed), Ok(sealed.name.last));
@@ -30,7 +30,7 @@ fn chain_is_verified_in_order() {
 }
 
 #[test]
-fn each_fault_has_its_own_error() {
+fn each_fault_of_chain_has_its_own_error() {
     let own = chain(&base(), 4, 2, 0);
     let other = chain(&base(), 4, 2, 1);
     let [a, b, c, _] = own.as_slice() else {
@@ -97,7 +97,7 @@ fn segment_after_gap_is_rejected() {
         .unwrap();
     let mut verifier = Verifier::new(&base());
     assert_eq!(check(&mut verifier, &ended[0]), Ok(BASE_REVISION));
-    // This segment names the segment with the gap as its predecessor.
+    // The predecessor of this segment is the segment with the gap, so its check must fail.
     let tip = Segment {
         records: Vec::new(),
         ..Segment::decode(&ended[0].object).unwrap()

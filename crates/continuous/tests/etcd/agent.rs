@@ -167,7 +167,7 @@ async fn agent_takes_new_base_after_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn size_of_segments_causes_new_base() {
+async fn new_base_is_taken_if_segments_exceed_maximum_size() {
     let lab = &Lab::new("3.6").await;
     let small = Settings {
         max_bytes: 1,
@@ -183,7 +183,7 @@ async fn size_of_segments_causes_new_base() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bases_before_the_window_are_deleted_with_their_segments() {
+async fn bases_before_retention_window_are_deleted_with_their_segments() {
     let lab = &Lab::new("3.6").await;
     let short = Settings {
         max_age: Duration::from_millis(700),

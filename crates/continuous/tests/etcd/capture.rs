@@ -76,7 +76,7 @@ async fn compaction_before_recording_causes_gap() {
         panic!("{records:?}");
     };
     assert_eq!((*after, *reason), (start, GapReason::Compacted));
-    // A replay beyond the gap must fail.
+    // A replay to a revision or time after the gap must fail.
     let target = lab.restore(&base).await;
     let mut reader = Reader::open(&lab.store, PREFIX, base.name).await.unwrap();
     let connected = Target::connect(&target.client_url, None).await.unwrap();
@@ -153,7 +153,7 @@ async fn capture_continues_after_restart_of_etcd() {
             matches!(error, CaptureError::Watch(_) | CaptureError::Etcd(_)),
             "{error:?}"
         );
-        // While etcd does not run, another attempt fails.
+        // The next attempt fails, because etcd does not run.
         let again = capture.run(&member, never()).await;
         assert!(matches!(again, Err(CaptureError::Watch(_))), "{again:?}");
         lab.etcd.restart();
@@ -178,7 +178,7 @@ async fn resumed(lab: &Lab, base: &StoredBase) -> Recorder {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unavailable_store_loses_no_change() {
+async fn no_change_is_lost_while_store_is_unavailable() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let store = FaultyStore::new(lab.store.clone());
@@ -204,7 +204,7 @@ async fn unavailable_store_loses_no_change() {
 
 /// If the future is dropped at any time, the next call continues without losing a change.
 #[tokio::test(flavor = "multi_thread")]
-async fn dropped_capture_loses_no_change() {
+async fn no_change_is_lost_if_capture_is_dropped() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let etcd = EtcdClient::new(Access::default());
@@ -229,7 +229,7 @@ async fn dropped_capture_loses_no_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_recorders_write_one_usable_chain() {
+async fn chain_with_branches_of_concurrent_recorders_is_complete() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let etcd = EtcdClient::new(Access::default());

@@ -158,7 +158,7 @@ async fn hashes_are_compared_after_recorded_compactions() {
             for _ in 0..30 {
                 history.step().await;
             }
-            // The store has all changes before the compaction, so the compaction causes no gap.
+            // The compaction causes no gap, because the store already contains all changes before it.
             let at = revision(&mut source).await;
             crate::lab::stored(&lab.store, base.name, at).await;
             source.compact(at - 1, None).await.unwrap();
@@ -195,7 +195,8 @@ async fn replay_ends_at_requested_time() {
         for index in 0..5 {
             source.put("key", index.to_string(), None).await.unwrap();
             let at = revision(&mut source).await;
-            // When the store has this revision, the recorder has received it.
+            // If the store contains this revision, the recorder has received it, so `now_micros` below is after the
+            // time in its record.
             crate::lab::stored(&lab.store, base.name, at).await;
             times.push((now_micros(), at));
         }
@@ -244,7 +245,7 @@ async fn leases_with_short_ttl_survive_long_replay() {
     let renewing = Target::connect(&target.client_url, None).await.unwrap();
     let report = replay(&mut reader, &renewing, until(Until::Latest)).await;
     assert_eq!(report.unwrap().revision, last);
-    // The lease outlives its TTL only while the target renews it.
+    // The lease outlives its TTL, because `renewing` renews the lease until `renewing` is dropped.
     let mut restored = client(&target).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(12) {
@@ -289,7 +290,7 @@ async fn replay_that_drifts_by_one_revision_fails() {
         matches!(error, ReplayError::Drifted { expected, found } if found == expected + 1),
         "{error:?}"
     );
-    // The target is already after the revision of the base.
+    // The target is now after the revision of the base, so a second replay must fail.
     let again = replayed(&lab, &base, &target, until(Until::Latest)).await;
     assert!(matches!(again, Err(ReplayError::WrongStart { .. })));
 }

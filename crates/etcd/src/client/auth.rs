@@ -25,15 +25,15 @@ impl EtcdClient {
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // A new login must replace a suspect login. If no member issues a new token in time, the client uses the
-        // suspect login again.
+        // If the current login is suspect, the client first requests a new token. If no member issues one in time,
+        // the client continues with the suspect login.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // A client with a certificate or a suspect login can authenticate without a new token. Its login therefore
-        // takes at most a quarter of the call's deadline.
+        // A client with a certificate or a suspect login can also send the call without a new token. The request for
+        // a token therefore takes at most a quarter of the call's deadline.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -157,8 +157,8 @@ impl EtcdClient {
         if !added {
             self.change_user(end, via, user.clone(), password).await?;
         }
-        // Before etcd 3.6, the role must exist before it is granted to a user. The role needs no permissions, because
-        // etcd grants every permission to the role named `root`.
+        // The role `root` is added before it is granted, because etcd before 3.6 requires that the role exists. The
+        // role needs no permissions, because etcd allows everything to a user with this role.
         let role = self.change_before(end, via, |mut client| async move {
             or_exists(client.role_add(ROOT).await, ROLE_EXISTS)
         });

@@ -20,9 +20,9 @@ use crate::port::{
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // The library requests the member's local list, which may be stale. The client therefore first sends a
+            // `member_list` returns the member's local list, which may be stale. The client therefore first sends a
             // linearizable read of an empty range to the same member. After this read, the member has applied all
-            // entries that were committed before.
+            // entries that were committed before the read.
             let barrier = client
                 .get(
                     [0_u8],
@@ -55,7 +55,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // The request is not linearizable, because the caller needs the local list of this member.
+        // No linearizable read precedes this request, because the caller needs the local list of this member.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())
@@ -151,7 +151,7 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // The member is already a voter: etcd applied an earlier promotion, but the client got no response.
+                // This error counts as success: etcd applied an earlier promotion whose response was lost.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {
@@ -223,7 +223,7 @@ impl Etcd for EtcdClient {
             .await?;
         Ok(answer.map(|answer| KeyHash {
             hash: answer.hash(),
-            // If the store was never compacted, etcd reports the revision -1.
+            // etcd reports the revision -1 if the store was never compacted.
             compacted: answer.compact_version().max(0),
         }))
     }

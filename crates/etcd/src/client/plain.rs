@@ -137,12 +137,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_headers_and_wanted_lines_are_kept() {
+    async fn only_headers_and_requested_metrics_are_kept() {
         for (body, expected) in [
             ("", ""),
             ("a 1\nc 2\nb{x} 3\n", "a 1\nb{x} 3\n"),
             ("# a 1\nxa 1\n\na 2\r\n", "a 2\r\n"),
-            // The last line has no line break, so it may be incomplete.
+            // The last line has no line break, so it may be incomplete and is dropped.
             ("a 1\na 2", "a 1\n"),
         ] {
             let found = lines(&format!("{HEAD}{body}")).await.unwrap();
@@ -153,8 +153,8 @@ mod tests {
     #[tokio::test]
     async fn hostile_etcd_metrics_take_little_memory() {
         let long = usize::try_from(MAX_LINE).unwrap();
-        // `lines_of` reads a line longer than `MAX_LINE` in pieces. It drops the whole line, even if a later piece
-        // begins with a wanted prefix, here "a ".
+        // `lines_of` reads a line longer than `MAX_LINE` in pieces. It must drop the whole line, even if a later
+        // piece begins with a requested prefix, here "a ".
         let split = format!("{HEAD}{}a 1\na 2\n", "x".repeat(long));
         assert_eq!(lines(&split).await, Some(format!("{HEAD}a 2\n")));
         let other = format!("{HEAD}{}a 3\n", "c 1\n".repeat(200_000));

@@ -38,8 +38,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
             .filter_map(|line| line.strip_suffix('\n'))
     };
     let value = |name: &str| plain::metric(body, name);
-    // The metric of active peers counts connections, so its value can exceed 1. For example, etcd 3.7.3 reports 2 for a
-    // member that received the leader's snapshot.
+    // The value is compared with `>=`, because the metric of active peers counts connections. For example, etcd 3.7.3
+    // reports 2 for a member that received the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;
@@ -71,7 +71,7 @@ fn pulse(answer: &str) -> Option<Pulse> {
 }
 
 /// Converts a metric to an integer. Metrics are floats, which are exact up to 2^53. `None` for a negative value or NaN.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The check with `contains` prevents an overflow.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `contains` excludes values that do not fit into `u64`.
 fn whole(value: f64) -> Option<u64> {
     (0.0..9.0e15).contains(&value).then_some(value as u64)
 }

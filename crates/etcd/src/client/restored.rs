@@ -103,7 +103,7 @@ async fn metric(address: &str, name: &str, deadline: Duration) -> Result<Option<
 }
 
 /// Converts a metric to a whole number. Metrics are floats, which are exact up to 2^53.
-#[allow(clippy::cast_possible_truncation)] // The check with `contains` prevents an overflow.
+#[allow(clippy::cast_possible_truncation)] // `contains` excludes values that do not fit into `i64`.
 fn whole(value: f64) -> Option<i64> {
     (0.0..9.0e15).contains(&value).then_some(value as i64)
 }

@@ -63,8 +63,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // A short call with a certificate needs no login. Without a quorum, no member issues a token, so a login
-            // would delay the call.
+            // A call with a short deadline and a certificate is sent without a new login, because the login would
+            // delay the call if no member can issue a token, as without a quorum.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -89,14 +89,15 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token: it lost the token in a restart, the token has expired, or no etcd
-                // user has the name in the certificate.
+                // The client logs in again, because the member rejects the current token or requires one. For
+                // example, the member lost the token in a restart, the token has expired, or no etcd user has the
+                // name in the certificate.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // Without a token, etcd has used the certificate's user. This user may have fewer permissions than the
-                // user with the password, so the client reports the missing token.
+                // The call had no token, so etcd applied the permissions of the certificate's user. The user of the
+                // password may have more permissions, so the client reports the missing token instead of the denial.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }

@@ -19,7 +19,7 @@ impl EtcdClient {
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
                     // The member does not know the token, or no etcd user has the name in the certificate. The client
-                    // uses its suspended login, or logs in again.
+                    // uses its suspended login (see `restore_login`), or logs in again.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
@@ -53,8 +53,8 @@ impl EtcdClient {
 
     /// Requests a snapshot. Returns the stream, its first chunk, and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // A snapshot uses its own connection, because a stream of hours would slow down other calls on a shared
-        // connection.
+        // A snapshot uses its own connection, because its transfer can take hours and would slow down other calls on
+        // a shared connection.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await
             .map_err(|_| Error::Timeout(member.to_owned()))??;
@@ -89,7 +89,7 @@ impl Source {
         let message = async {
             loop {
                 match stream.message().await {
-                    // An empty message is ignored and does not extend the deadline.
+                    // An empty message is ignored, so it does not extend the deadline.
                     Ok(Some(message)) if message.blob().is_empty() => {}
                     message => return message,
                 }

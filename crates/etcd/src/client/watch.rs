@@ -255,7 +255,7 @@ impl EtcdClient {
             .map_err(|error| Error::Unreachable(format!("{member}: {error}")))?;
         let (mut requests, sent) = mpsc::channel(4);
         let create = CreateRequest {
-            // All keys: the range starts at the smallest key and has no end.
+            // The watch covers all keys, because its range starts at the smallest key and has no end.
             key: Bytes::from_static(&[0]),
             range_end: Bytes::from_static(&[0]),
             start_revision,
@@ -285,7 +285,7 @@ impl EtcdClient {
             responses,
             _client: client,
         };
-        // etcd confirms the watch in its first message.
+        // The first message of etcd confirms that the watch was created, or contains the reason for its rejection.
         let first = watch.message().await.map_err(|error| match error {
             WatchError::Ended(error) => error,
             other => Error::Other(format!("{member}: {other}")),
@@ -313,8 +313,8 @@ impl EtcdClient {
         self.ask(member, self.deadlines.call, |mut client| async move {
             let options = LeaseTimeToLiveOptions::new();
             let answer = client.lease_time_to_live(id, Some(options)).await?;
-            // The response header contains the member's own revision, which may be before the end of the lease. A
-            // linearizable read returns a later revision.
+            // The revision in the header of `answer` may be lower than the revision at which the lease ended. The
+            // revision of a linearizable read after `answer` is at least as high as the revision of the end.
             let barrier = GetOptions::new().with_count_only();
             let barrier = client.get([0_u8], Some(barrier)).await?;
             Ok(LeaseTtl {

@@ -134,7 +134,8 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // The value may continue in overflow pages. Its first bytes, which are in this page, are enough.
+        // If the value continues in overflow pages, `value` has only the bytes in this page, because callers need
+        // only the first bytes.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }

@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key is in an overflow page.
+            // The last key is in an overflow page, so it is read from the file.
             Some(Edge::Overflow { offset }) => {
                 let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;

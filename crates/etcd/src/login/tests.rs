@@ -90,11 +90,11 @@ async fn suspect_login_is_used_until_new_login_exists() {
     let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // The login stays valid if the call gets a response, or if the caller drops the call at once.
+    // The login does not become suspect if the call gets a response, or if the caller drops the call at once.
     unanswered_call(&session, first).await.answered();
     drop(session.watch(first, &NOT_HEDGED));
     assert_eq!(session.take_suspect(), None);
-    // If another member responds first, the called member may only be slow, so the login stays valid.
+    // The login does not become suspect if another member responds first, because the called member may only be slow.
     let overtaken = AtomicBool::new(false);
     let watch = session.watch(first, &overtaken);
     tokio::time::sleep(MIN_UNANSWERED).await;
@@ -108,7 +108,8 @@ async fn suspect_login_is_used_until_new_login_exists() {
     session.ensure("a", suspect, silent).await.unwrap();
     assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
     assert_eq!(session.login_number(), first);
-    // Within the interval, the same login does not become suspect again. A replaced login never becomes suspect.
+    // The same login does not become suspect again for some time. The test skips this time by clearing `since`. A
+    // call with a replaced login makes no login suspect.
     drop(unanswered_call(&session, first).await);
     assert_eq!(session.take_suspect(), None);
     session.found().suspect.since = None;
@@ -144,7 +145,8 @@ async fn client_with_certificate_suspends_suspect_login() {
         (None, None)
     );
     assert_eq!(certified.current(), Some(Login::Accepted));
-    // If the member does not accept the certificate, the client restores the suspended login.
+    // `restore_login` returns the suspended login once. The client calls it if the member does not accept the
+    // certificate.
     assert_eq!(certified.restore_login(), first);
     assert_eq!(presented_token(&certified).as_deref(), Some("a.9"));
     assert_eq!(certified.restore_login(), None);

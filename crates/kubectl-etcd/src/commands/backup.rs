@@ -149,14 +149,15 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
-    // The agent of the template already records the cluster.
+    // The new EtcdBackup does not record changes, because the agent of the template already records the cluster.
     spec.continuous = None;
-    // The new EtcdBackup verifies its only backup at once, so it needs no schedule.
+    // The new EtcdBackup verifies its only backup as soon as it is complete, so it needs no schedule for this.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
         verification.window = None;
     }
-    // The new EtcdBackup is not periodic. Its stored backup remains after the EtcdBackup was deleted.
+    // `Retain` keeps the stored backup after the new EtcdBackup was deleted. The backup policy gets only the timeout
+    // of the template, because the new EtcdBackup is not periodic.
     spec.deletion_policy = Some(DeletionPolicy::Retain);
     let limit = template
         .backup_policy

@@ -105,7 +105,7 @@ async fn add_logs(access: &Access, args: &ReportArgs, bundle: &mut Bundle) {
             Ok(log) => bundle.log(&file, &log),
             Err(error) => bundle.missing(&file, &error),
         }
-        // A container that never restarted has no previous log.
+        // An error is ignored here, because a container that never restarted has no previous log.
         if let Ok(log) = logs::text(access, &pod, &params(true, etcd)).await {
             bundle.log(&format!("logs/{}-previous.log", pod.name_any()), &log);
         }
@@ -253,7 +253,7 @@ mod tests {
                 "etcd-report/missing.txt"
             ]
         );
-        // `report` never overwrites a file, so a second `report` with the same path fails.
+        // The second `write` with the same path fails, because `report` never overwrites a file.
         assert!(
             Bundle::default()
                 .write(&file, Timestamp::UNIX_EPOCH)

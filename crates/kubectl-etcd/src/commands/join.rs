@@ -301,8 +301,8 @@ async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     if !confirm("Remove the annotation?", args.consent)? {
         return Ok(());
     }
-    // The members were read with this resourceVersion. If the object has changed since, the API server rejects the
-    // patch.
+    // The patch contains the resourceVersion with which the cluster was read, so the API server rejects the patch if
+    // the cluster has changed since.
     let patch = json!({ "metadata": {
         "resourceVersion": cluster.resource_version(), "annotations": { ANNOTATION_JOIN: null } } });
     let _: EtcdCluster = access.merge(name, &patch).await?;

@@ -47,7 +47,7 @@ pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
                 read += 1;
                 say(&prefixed(&pod.name_any(), &log))?;
             }
-            // If a log cannot be read, the command prints the error and continues with the next pod.
+            // If the log of a pod cannot be read, the command prints the error and continues with the next pod.
             Err(error) => note(&error.chain()),
         }
     }

@@ -39,8 +39,8 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let annotate =
         |value: Value| json!({ "metadata": { "annotations": { ANNOTATION_RECOVER: value } } });
     if cluster.annotations().contains_key(ANNOTATION_RECOVER) {
-        // The operator ignores an approval that was set before the quorum was lost. The command removes it, and then
-        // sets a new one.
+        // The annotation already exists. The command removes it and sets it again below, because the operator ignores
+        // an approval that was set before the quorum was lost.
         let _: EtcdCluster = access.merge(name, &annotate(Value::Null)).await?;
         let looked = async || Ok(withdrawal(&access.cluster(name).await?));
         let object = access.named::<EtcdCluster>(name);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_of_existing_cluster_needs_overwrite_and_no_pause() {
+    fn restore_of_existing_cluster_requires_overwrite_option_and_no_pause() {
         let view = running(300, "Ready");
         assert!(check(&args(""), None).is_ok());
         assert!(
@@ -361,8 +361,8 @@ mod tests {
             "lastTransitionTime": "2026-11-26T00:00:00Z" }]);
         let ended = with(json!({ "phase": "Failed", "conditions": failed.clone() }));
         assert_eq!(ended, Look::Failed("BackupMissing: M".into()));
-        // Only the phase `Failed` is final. In any other phase, the restore continues when a user has corrected the
-        // cause, so the command waits.
+        // Only the phase `Failed` is final. In another phase, the command waits, because the restore continues when a
+        // user has corrected the cause.
         assert!(matches!(
             with(json!({ "phase": "Preparing", "conditions": failed })),
             Look::Waiting(_)

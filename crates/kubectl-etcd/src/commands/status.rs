@@ -112,7 +112,8 @@ async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveA
         let mut answer = answers
             .pop()
             .ok_or_else(|| etcdctl::last_line(&ended.stderr).to_owned())?;
-        // etcdctl reports the local port of the port-forward as the endpoint. The view needs the client URL of the pod.
+        // The endpoint is replaced by the client URL of the pod, because etcdctl reports the local port of the
+        // port-forward.
         members::client_url(pod)
             .unwrap_or_default()
             .clone_into(&mut answer.endpoint);

@@ -132,7 +132,8 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
         return Ok(());
     }
     for member in &order {
-        // A member may have failed since the last defragmentation, so the command reads the cluster again.
+        // The command reads the cluster again before each member, because a member may have failed since the last
+        // defragmentation.
         let mut seen = see(access, name).await?;
         let leads = seen.view.leader.as_deref() == Some(member.as_str());
         if leads && let Some(next) = successor(&seen.view, None)? {
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_newest_revisions() {
+    fn compaction_keeps_requested_number_of_newest_revisions() {
         let view = view(vec![member("a", "Leader", 9)]);
         assert_eq!(compaction(&view, 100).unwrap(), (500, 400));
         assert_eq!(compaction(&view, 0).unwrap(), (500, 500));

@@ -173,8 +173,8 @@ fn rehearsal(
         version.clone_into(&mut spec.version);
     }
     if let Some(auth) = &mut spec.auth {
-        // The backup decides whether authentication is enabled, and contains the users with their passwords. The
-        // operator must only log in.
+        // `enabled` is unset, because the backup decides whether authentication is enabled. The backup contains the
+        // users with their passwords, and the operator only needs the Secret to log in.
         auth.enabled = None;
     }
     let mut restore = from_backup(copy, backup, None);
@@ -189,8 +189,8 @@ fn rehearsal(
 fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
     let status = restore.status.clone().unwrap_or_default();
     let restored = status.restored_revision.unwrap_or_default();
-    // If a newer backup was completed meanwhile, the EtcdRestore has restored it. The status of the EtcdRestore
-    // contains its revision.
+    // The status of the EtcdRestore takes precedence over `chosen`, because the EtcdRestore may have restored a
+    // backup that was completed after `chosen`.
     let expected = status
         .backup
         .and_then(|backup| backup.etcd_revision)
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn verify_shows_proof_of_newest_backup() {
+    fn verify_advises_rehearsal_unless_newest_backup_is_verified() {
         let of = |location: &str| {
             let backup = json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },

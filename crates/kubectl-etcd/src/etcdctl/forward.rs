@@ -38,7 +38,7 @@ pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forwa
                     return;
                 };
                 if let Some(mut stream) = forwarder.take_stream(to) {
-                    // etcdctl closes its connections abruptly. The resulting error here is not a failure.
+                    // An error is ignored, because etcdctl closes its connections abruptly.
                     let _ = copy_bidirectional(&mut connection, &mut stream).await;
                 }
             });

@@ -71,7 +71,8 @@ async fn prepare(
     let mut command = Command::new("etcdctl");
     command.kill_on_drop(true);
     for (variable, _) in std::env::vars_os() {
-        // etcdctl fails if a variable and an option set the same value, so the user's variables are removed.
+        // The variables for etcdctl are removed, because etcdctl fails if a variable and an option set the same
+        // value.
         if variable.to_string_lossy().starts_with("ETCDCTL_") {
             command.env_remove(variable);
         }

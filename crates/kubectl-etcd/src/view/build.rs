@@ -188,7 +188,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     };
     member.id = Some(answer.id.clone());
     member.role = Some(role.to_string());
-    // A member without a leader cannot serve linearizable reads, so it counts as unhealthy.
+    // A member without a leader counts as unhealthy, because it cannot serve linearizable reads.
     member.healthy = !answer.leader.is_empty();
     member.version = Some(answer.version.clone());
     member.term = Some(answer.term);
@@ -273,7 +273,8 @@ pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
         for condition in all {
             let is_quiet = kind == "Upgrading" && condition.reason != "VersionRefused";
             let is_quiet = is_quiet || NOT_REFUSED.contains(&condition.reason.as_str());
-            // `Stalled` and `Degraded` usually have the same message, which is shown only once.
+            // A message that is already in `found` is skipped, because `Stalled` and `Degraded` usually have the same
+            // message.
             let is_known = found.iter().any(|one| one.message == condition.message);
             if !is_quiet && !is_known {
                 found.push(Problem {

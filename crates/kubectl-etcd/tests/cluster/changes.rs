@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::fixture::{CLUSTER_ID, Ended, Fixture, MEMBERS, condition, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pause_needs_confirmation_and_is_repeatable() {
+async fn pause_command_requires_confirmation_and_may_be_repeated() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture
@@ -68,7 +68,7 @@ async fn upgrade_shows_path_and_waits_for_operator() {
         fixture.cluster().await.spec.version == "3.6.16"
     })
     .await;
-    // The status describes the new spec, but no member runs the target version yet, so the command must wait.
+    // The command must wait, because no member runs the new version yet.
     let busy = [condition("Ready", "False", "Upgrading")];
     fixture
         .set_status(json!({ "state": "Upgrading 3.5.35→3.6.16", "conditions": busy }))
@@ -111,7 +111,7 @@ async fn hibernate_and_wake_commands_change_spec() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replace_deletes_volume_of_member_only_if_others_serve() {
+async fn replace_command_deletes_volume_only_if_other_members_serve() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     let claims: Api<PersistentVolumeClaim> = fixture.api();
@@ -135,8 +135,8 @@ async fn replace_deletes_volume_of_member_only_if_others_serve() {
     );
     fixture.set_status(json!({})).await;
     fixture.run(&line).ok();
-    // kube-apiserver adds a finalizer to every PersistentVolumeClaim, so a deleted claim may still exist. It then has a
-    // deletion timestamp.
+    // A deleted claim may still exist with a deletion timestamp, because kube-apiserver adds a finalizer to every
+    // PersistentVolumeClaim.
     let found = claims.get_opt(MEMBERS[1]).await.unwrap();
     assert!(found.is_none_or(|claim| claim.metadata.deletion_timestamp.is_some()));
     assert!(
@@ -235,7 +235,7 @@ async fn join_command_creates_cluster_then_removes_annotation() {
         shown.contains("Service main-client") && shown.contains("nothing was changed"),
         "{shown}"
     );
-    // The API server rejects a manifest with an unknown field.
+    // The API server rejects a manifest with an unknown field, here `sise`.
     let manifest = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\n\
                     metadata: {name: main}\nspec: {sise: 3, version: 3.5.35}\n";
     std::fs::write(fixture.folder.path().join("main.yaml"), manifest).unwrap();

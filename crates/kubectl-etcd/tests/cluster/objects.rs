@@ -49,7 +49,7 @@ async fn backup_command_uses_store_of_periodic_backup_and_waits() {
     fixture
         .run("backup main --name now --yes")
         .fails(1, &["cannot create etcdbackup/now in namespace prod"]);
-    // The API server accepts an EtcdBackup of each storage type, so it satisfies the rules of the CRD.
+    // The API server accepts the EtcdBackups for a PVC and for S3, but rejects an S3 path without a key.
     fixture
         .run("backup main --pvc claim/etcd/main --name pvc --yes")
         .ok();
@@ -200,7 +200,8 @@ async fn report_command_omits_secrets_and_lists_missing_files() {
         let mut text = String::new();
         entry.read_to_string(&mut text).unwrap();
         let name = entry.path().unwrap().display().to_string();
-        // The password is in the Secret and in the variable X_PASSWORD of the pods. The bundle must not contain it.
+        // The Secret and the variable X_PASSWORD of the pods contain the password, and the bundle must not contain
+        // it.
         assert!(
             !text.contains("hunter2") && !text.contains("aHVudGVyMg"),
             "{name}: {text}"

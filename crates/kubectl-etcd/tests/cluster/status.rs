@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 use crate::fixture::{CLUSTER_ID, Fixture, MEMBERS, condition};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_command_without_member_answers_shows_reported_status() {
+async fn status_command_shows_reported_status_if_members_do_not_answer() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
-    // No kubelet runs, so etcdctl cannot query the members. `status` shows the values in the status instead.
+    // No kubelet runs, so the members cannot be queried. The command shows the values in the status of the
+    // EtcdCluster instead.
     let text = fixture.run("status main").ok();
     for part in [
         "prod/main: Ready, available, 3 of 3 members healthy",
@@ -47,7 +48,7 @@ async fn status_command_without_member_answers_shows_reported_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_command_without_exec_right_shows_reported_status() {
+async fn status_command_shows_reported_status_without_exec_permission() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     let rule = |groups: &str, resources: &[&str]| json!({ "apiGroups": [groups], "resources": resources, "verbs": ["get", "list"] });

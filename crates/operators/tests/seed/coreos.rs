@@ -123,12 +123,14 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
-    // The hash at the current revision includes all changes since the compaction.
+    // Both hashes include all changes after the last compaction: `all` up to the revision `now`, `between` up to the
+    // revision `BETWEEN`.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
-    // The history is restored too, with earlier values and deleted keys.
+    // The restored etcd also has the history: at the revision `BETWEEN`, it returns earlier values, and keys that were
+    // deleted later.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, recorded.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
@@ -141,7 +143,8 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
-    // The next write gets the next revision: revoking an old lease deletes its keys.
+    // The restored etcd continues after the revision `now`: the revocation of a lease deletes the keys of the lease in
+    // one new revision.
     let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
     let key = key.expect("a recorded key must have a lease");
     let revoked = client.lease_client().revoke(key.lease).await.unwrap();

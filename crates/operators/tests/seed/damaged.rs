@@ -17,7 +17,7 @@ async fn seed_rejects_damaged_backup() {
     world
         .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
-    // A database file that was copied from a disk has no checksum at its end.
+    // `bare` has no checksum at its end, like a database file that was copied from the disk of a member.
     let bare = world.snapshot.slice(..world.snapshot.len() - 32);
     world.put("a/backup", &bare).await;
     world
@@ -90,7 +90,7 @@ async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // A snapshot that is already on the volume is checked too.
+    // `fetch` also compares the SHA-256 if the snapshot is already on the volume.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);

@@ -85,7 +85,7 @@ async fn seed_selects_decryption_key_by_key_id() {
         let peer_url = format!("http://127.0.0.1:{}", free_port());
         let restored = prepare(&world.prepare(&peer_url)).unwrap();
         assert_eq!(restored, fetched);
-        // Without a manifest, the header of the object contains the ID of the key.
+        // If the manifest is missing, `fetch` reads the ID of the key from the header of the object.
         let manifest = manifest_key("a/backup");
         world.store().await.delete(&manifest).await.unwrap();
         std::fs::remove_dir_all(world.data()).unwrap();
@@ -183,8 +183,8 @@ async fn snapshot_without_encryption_is_not_reused_if_keys_are_given() {
     let fetched = Box::pin(fetch(&with_sha256)).await.unwrap();
     assert_eq!(encrypted(&fetched), Some(true));
     assert_eq!(fetched.sha256, plain.sha256);
-    // An existing data directory is kept, and the report contains its origin. The operator compares the origin with
-    // the recorded backup.
+    // `fetch` keeps the data directory that `prepare` has created, and reports the origin of its data, so that the
+    // operator can compare the origin with the recorded backup.
     let prepared = prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
     assert_eq!(encrypted(&prepared), Some(true));
     let reported = Box::pin(fetch(&world.fetch())).await.unwrap();

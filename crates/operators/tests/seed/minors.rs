@@ -27,7 +27,7 @@ async fn etcd_3_7_restores_backup_of_3_4() {
 #[tokio::test]
 async fn backup_of_newer_minor_is_rejected_before_fetch() {
     let world = World::new("3.6").await;
-    // The backup is deleted, so a download would fail with another error.
+    // The backup is deleted, so a download would fail with another error than `InvalidSpec`.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {
@@ -36,7 +36,8 @@ async fn backup_of_newer_minor_is_rejected_before_fetch() {
         }
     }
     world.put("a/backup", &world.snapshot).await;
-    // Patch releases of one minor release can read the same data.
+    // The backup is from a later patch release than 3.6.0. It is accepted, because all patch releases of a minor
+    // release can read the same data.
     let fetched = fetch(&world.fetch_into("3.6.0")).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
 }

@@ -48,7 +48,7 @@ async fn seed_program_creates_data_directory_and_executes_etcd() {
         .expect("etcd must start on the existing data directory");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // A crash between the rename and the cleanup has left temporary files on the volume.
+    // The volume contains the temporary files that remain if the seed crashes after the rename of the data directory.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();

@@ -25,8 +25,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The next request depends only on the EtcdRestore, which was just read. The observation may be older,
-                // because the store is slow.
+                // The time limit of the next request starts with `began`, and not with the observation. The request
+                // depends only on the EtcdRestore, and the observation may be old, because the store is slow.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")

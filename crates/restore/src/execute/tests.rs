@@ -155,7 +155,8 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // `first` is the status code of the request that sets the lock. 504 means that the response is lost.
+    // `first` is the status code for the request that sets the lock. With 504, the lock is set, but the response is
+    // lost.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -320,7 +321,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // An old observation is allowed here, because reads from the store may take longer than ten seconds.
+    // An observation that is 30 seconds old is accepted too, because reads from the store may take longer than ten
+    // seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -348,8 +350,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
             assert!(message.contains(expected.unwrap_or_default()));
         }
     }
-    // The process is suspended for `age` seconds after the check. After more than ten seconds, it creates no
-    // EtcdCluster.
+    // The process is suspended for `age` seconds after the check. If `age` is more than ten seconds, the process
+    // creates no EtcdCluster.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {
@@ -449,7 +451,7 @@ async fn seed_pod_created_after_handover_is_deleted() {
             outcome.unwrap();
         }
     }
-    // A pod of another operator process is not deleted.
+    // With 409, another operator process has created the pod, so this process does not delete it.
     let (requests, outcome) = executed(&observation, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),

@@ -101,8 +101,8 @@ async fn needs_seed(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // The old members stop only when the seed serves. Clients may then write to the seed, and a new pod without its
-    // volume would lose these writes.
+    // Without a volume, the pod is needed only until the old members have stopped. Afterwards, clients may have written
+    // to the seed, and a new pod would lose these writes.
     let namespace = restore.namespace().unwrap_or_default();
     match members::old_members(&context.client, restore, &namespace, &cluster).await {
         OldMembers::Unknown(why) => Err(Error::Missing(why)),

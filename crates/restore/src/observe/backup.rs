@@ -44,8 +44,8 @@ async fn named(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Without `spec.backup`, validation requires `backupStorageType`. If it is missing nevertheless, S3 is
-        // assumed.
+        // Without `spec.backup`, validation requires `backupStorageType`. If this field is missing nevertheless, S3 is
+        // used.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -99,7 +99,7 @@ pub(super) fn newest_of(
     let stored = stored.ok_or_else(none)?;
     let source = block.source();
     let current = source.path();
-    // Since this backup, the spec may have changed to another PVC or path.
+    // `path` is `None` if the spec of the EtcdBackup has changed to another PVC or path since this backup was made.
     let path = { block.path_in(&stored.location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());
     let Some(path) = path else {
@@ -128,7 +128,8 @@ pub(super) async fn check(
         Ok(spec) => return Source::Ready(Box::new(spec)),
         Err(trouble) => trouble,
     };
-    // The restore continues to use a recorded backup, whose seed may exist.
+    // If the status already records a backup, no copy is used instead, because a seed with the recorded backup may
+    // exist.
     if choice::valid_record(restore, false).is_some() {
         return Source::Unavailable(choice::name_missing_backup(restore, trouble));
     }
@@ -182,17 +183,18 @@ async fn check_one(
             in_pod: false,
         });
         let _slot = reads.await;
-        // The response to a failed GET contains a message, unlike the response to a failed HEAD, so read the manifest
-        // first.
+        // The manifest is read first, because the response to its failed GET contains a message. The response to a
+        // failed HEAD in `check` contains none.
         let manifest = opened.manifest().await?;
         if manifest.is_none() && backup.copy.is_some() {
-            // The backup operator writes the manifest of a copy last.
+            // The backup operator writes the manifest of a copy last, so a copy without a manifest is incomplete.
             let message = format!("there is no complete copy at {}", backup.location);
             return Err(Trouble::new(Reason::BackupMissing, message));
         }
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
-        // Report a replaced backup first, because a wrong key may only be its consequence.
+        // A replaced backup is reported before a wrong key, because the key may be wrong only because the backup was
+        // replaced.
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         if let Some(manifest) = &manifest {
             encryption::check(backup, manifest, keys.as_ref())?;

@@ -81,8 +81,8 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // After the old members have stopped, no member serves clients, so the pod is replaced after the minimum
-            // delay.
+            // After the old members have stopped, no member serves clients. The start of the seed is then ignored, so
+            // that the pod is replaced after the minimum delay.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -215,7 +215,7 @@ pub(super) async fn compare_hash(
                 found: found.hash,
             }
         }
-        // After different compactions, hashes cannot be compared.
+        // The hash is equal, or it cannot be compared, for example because etcd was compacted at another revision.
         Ok(_) => serving,
     }
 }
@@ -228,8 +228,8 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // The certificates may not contain the name of the client Service, but they always contain the names of the
-    // members.
+    // With TLS, the URLs of the members are tried too: the certificates always contain the names of the members, but
+    // may lack the name of the client Service.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {

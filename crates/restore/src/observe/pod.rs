@@ -132,7 +132,8 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // After a failure, the kubelet waits before it restarts the container.
+        // The container is not running, because the kubelet waits after the failure `last` before it restarts the
+        // container.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };
@@ -144,7 +145,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             Reason::parse(&reason).unwrap_or(Reason::StepFailed),
             message,
         ),
-        // Without a report, the container was killed or did not start. The kubelet restarts it.
+        // A container without a report was killed or could not start. The kubelet restarts it.
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(

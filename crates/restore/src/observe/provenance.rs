@@ -109,9 +109,11 @@ pub(crate) fn compare_arguments(
         return;
     };
     let origin = facts.origin.as_ref();
-    // The report names the source of the data, which may differ from the arguments of this pod.
+    // The report (`sha256`, `origin`) describes the data on the volume. An earlier pod with other arguments may have
+    // written this data.
     let has_other_data = match (&chosen.sha256, origin) {
-        // A backup may have copies in several locations, so compare the SHA-256 if it is known.
+        // Copies of a backup may exist in several locations, so the SHA-256 is compared if it is known, and not the
+        // location.
         (Some(_), _) => differs(Some(&sha256)),
         (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
         (None, None) => fetches_other,
@@ -231,12 +233,13 @@ mod tests {
             matches!(facts.other_backup, Some(OtherBackup::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
-        // The pod was created before the SHA-256 was known, so only its location is compared.
+        // This pod has no `--sha256`, because it was created before the SHA-256 was known. Only its location is
+        // compared.
         assert!(!fetches(&pod("b/k", &[])));
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // Without the argument, the pod would accept a backup that is not encrypted.
+        // Without `--encryption-secret`, the pod would accept a backup that is not encrypted.
         let mut encrypted = known.clone();
         let backup = &mut encrypted.status.as_mut().unwrap().backup;
         let secret = "keys".to_owned();
@@ -277,7 +280,7 @@ mod tests {
             &pod("b/k", &["--bump-revision=7"]),
             SHA
         ));
-        // Without a manifest, only the location can be compared.
+        // `unknown` contains no SHA-256, because the backup has no manifest. Only the location can be compared.
         let unknown = restore(None, 0);
         assert!(!contains_other(&unknown, &pod("b/k", &[]), "ffff"));
         assert!(contains_other(&unknown, &pod("b/newer", &[]), "ffff"));
@@ -378,14 +381,16 @@ mod tests {
                 }
                 assert_eq!(other(&required, pod, Some(true)), None);
             }
-            // Data from an earlier release does not record its encryption.
+            // The report of an earlier release does not contain `encrypted`, so the arguments of the pod are compared
+            // instead.
             assert_eq!(other(&required, &with_keys, None), None);
             assert!(other(&required, &without, None).is_some());
         }
         let plain = restore(Some(SHA), 0);
         assert_eq!(other(&plain, &without, Some(false)), None);
         assert!(other(&plain, &without, Some(true)).is_some());
-        // Without a report, the arguments alone do not prove that the data was encrypted.
+        // `checks_sha256` is false if the recorded backup is encrypted, but the arguments of the pod do not require
+        // encryption.
         let known = keys(Some(SHA));
         let checks_sha256 = |more: &[&str]| compared(&known, &pod("b/k", more), None).checks_sha256;
         assert!(checks_sha256(&[

@@ -20,7 +20,8 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
         .tls
         .as_ref()
         .is_some_and(|tls| tls.generated.is_some());
-    // The cluster operator generates these Secrets after the EtcdCluster exists, so they may be missing now.
+    // With `generated`, a missing Secret is no fault, because the cluster operator generates the Secrets only after the
+    // EtcdCluster exists.
     let mut faults = tls.faults(&member::addresses(cluster), Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: member::tls::Fault| {

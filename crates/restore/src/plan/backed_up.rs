@@ -21,14 +21,15 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let Cluster::Present(cluster) = &snapshot.cluster else {
         return plan;
     };
-    // A cluster that has never formed has no data to back up.
+    // A cluster without a cluster ID has never formed, so it has no data to back up.
     let (Some(age), Some(id)) = (cluster.max_backup_age, &cluster.cluster_id) else {
         return plan;
     };
     if plan.action != Action::Lock || is_waived(restore) {
         return plan;
     }
-    // Without a quorum, etcd accepts no writes. The backup then only needs to be recent at the time of the loss.
+    // An unavailable cluster accepts no writes, so the backup only needs to be recent at the time when the cluster
+    // became unavailable.
     let since = earliest_backup(cluster.unavailable_since.unwrap_or(now), age);
     let backup = cluster.backup.as_ref();
     if backup.is_some_and(|backup| backup.covers(id, since, now)) {

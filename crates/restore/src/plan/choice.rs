@@ -129,7 +129,8 @@ pub fn is_unchanged(
     }
     let location = &chosen.location;
     let message = match (&chosen.etcd_backup, chosen.stored_size) {
-        // No size is recorded, so the backup was not read before, and the SHA-256 is from the EtcdBackup.
+        // Without a recorded size, the operator has not read the backup before, so the recorded SHA-256 is from the
+        // EtcdBackup.
         (Some(name), None) => format!(
             "spec.backup.name: the status of the EtcdBackup {name} records the SHA-256 {} for the backup {location}, \
              but the manifest of this backup has {}: another writer may have replaced the backup. {REPLACED}",
@@ -156,7 +157,7 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
         // Without a size, the operator has never read this backup, for example because it is on a
-        // PersistentVolumeClaim. It may never have existed.
+        // PersistentVolumeClaim. The backup may never have existed.
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",
@@ -187,7 +188,7 @@ pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
     let path = source.path();
     match source {
-        // OSS has the same API as S3.
+        // OSS has the same API as S3, so the URL begins with `s3` for both.
         StorageSource::S3(_) | StorageSource::Oss(_) => format!("s3://{path}"),
         StorageSource::Abs(_) => format!("abs://{path}"),
         StorageSource::Gcs(_) => format!("gs://{path}"),
@@ -234,7 +235,7 @@ mod tests {
             (Some(100), Some(7))
         );
         assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
-        // A missing manifest is accepted, because the seed reads the whole backup.
+        // A missing manifest is accepted, because the seed verifies the whole backup.
         assert!(is_unchanged(&chosen, None, 100).is_ok());
         for (manifest, stored) in [
             (Some(manifest("cd")), 100),
@@ -257,7 +258,7 @@ mod tests {
         let recorded = chosen_by_name(&restore(), block("b/k"), &stored(json!("AB")), None);
         assert_eq!(recorded.sha256.as_deref(), Some("ab"));
         assert!(is_unchanged(&recorded, Some(&manifest("ab")), 100).is_ok());
-        // Without a manifest, the seed compares the SHA-256.
+        // A missing manifest is accepted, because the seed compares the SHA-256 of the whole backup.
         assert!(is_unchanged(&recorded, None, 100).is_ok());
         for replaced in ["cd", ""] {
             let trouble = is_unchanged(&recorded, Some(&manifest(replaced)), 100).unwrap_err();
@@ -320,7 +321,7 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // A change of `bumpRevision` after the choice has no effect.
+        // After the backup is chosen, a change of `bumpRevision` has no effect.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);

@@ -101,11 +101,12 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The cluster operator has not started the change of the TLS settings, so the settings in the status apply.
+        // The cluster operator has not started the change of the TLS settings in the spec, so the settings in the
+        // status apply.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
-        // With the lock, the settings of the seed apply, because the status describes the old cluster.
+        // With the lock, the settings of the seed's pod apply, because the status describes the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));

@@ -77,7 +77,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
-    // Invariant 10: record the seed and the replaced cluster before the lock.
+    // Invariant 10: the names of the seed's objects and the replaced cluster are recorded before the lock is set.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
@@ -109,14 +109,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: the finalizer may be missing although this restore holds the lock. An operator process that was
-    // suspended may have removed it after it had seen the lock of another restore.
+    // Invariant 11: the restore may hold the lock without its finalizer. A suspended operator process may have removed
+    // the finalizer after the lock was set, because it had seen the lock of another restore before.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: the cutover waits until the seed is ready. Otherwise the old members could never stop, and both
-    // clusters would remain.
+    // Invariant 9: the cutover waits until the seed is ready. After a cutover to a seed that is never ready, the old
+    // members could never stop, and both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("waiting for the seed member to be ready");
@@ -186,8 +186,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready receives no requests through a Service. The plan does not wait
-    // for it, because its node may never answer.
+    // Invariant 17: the plan waits only for terminating pods that are ready. Other terminating pods receive no requests
+    // through a Service, and their node may be lost.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -231,8 +231,8 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a pod with the labels of the cluster. Without a volume, its deletion would lose
-        // these writes.
+        // Clients may have written to a pod that has joined. Its replacement would lose these writes, unless they are
+        // on a volume (`durable`).
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
@@ -288,8 +288,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A seed that has joined has served the verified backup. Clients may have written to it, so its revision may be
-    // higher.
+    // A seed that has joined was verified before. Its revision may be higher than the backup, because clients may have
+    // written to it.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {

@@ -30,10 +30,11 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
             wait.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Active => hand_over(),
-        // A user who deletes the EtcdRestore accepts the current data of the seed.
+        // If a user deletes the EtcdRestore, or the restore is abandoned, the cluster continues with the current data
+        // of the seed.
         Pod::Present(_) | Pod::Absent | Pod::NameTaken if is_aborted(restore) => {
             match &seed.pod {
-                // Services and the cluster operator select the pod by these labels.
+                // `Join` adds the labels with which Services and the cluster operator select the pod.
                 Pod::Present(pod) if !pod.joined => {
                     Plan::act(Action::Join, "the seed joins the cluster")
                 }
@@ -128,7 +129,7 @@ fn reason_to_wait(
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The next pod reports the data on the volume.
+        // The pod is replaced, because the next pod reports the data on the volume.
         (Some(replacement), Child::Present) => return Some(replacement),
         // Invariant 1: without an answer about the volume, the pod is not replaced.
         (Some(_), Child::Unknown(why)) => {
@@ -136,12 +137,12 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
                 format!("waiting until the seed's PersistentVolumeClaim can be read: {why}");
             return Some(Plan::wait_for(answer));
         }
-        // The pod has the only copy of the data, because it has no volume, or its PersistentVolumeClaim is being
-        // deleted.
+        // Without a PersistentVolumeClaim, or while it is being deleted, the pod has the only copy of the data, so the
+        // pod is not replaced.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    // With `--sha256`, a pod checks the backup that it fetches, but not an existing data directory on a volume. The
-    // argument therefore proves the data only if the pod has no volume.
+    // A pod with `--sha256` checks the backup that it fetches, but not an existing data directory on a volume.
+    // Therefore the argument proves that the data is the recorded backup only if the pod has no volume.
     match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(

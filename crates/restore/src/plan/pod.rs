@@ -36,7 +36,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
-        // Only the container that fetches the backup mounts these Secrets (invariant 14).
+        // Invariant 14: only the container that fetches the backup mounts the Secrets of `source`.
         source,
         bump_revision: from.bump_revision,
     };

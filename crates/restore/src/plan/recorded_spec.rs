@@ -285,7 +285,7 @@ mod tests {
         vec![
             ("securityContext", json!({ "runAsUser": 0 })),
             ("securityContext", json!({ "runAsNonRoot": false })),
-            // Without a user in the security context, the image determines the user.
+            // If the security context names no user, the image determines the user, which may be root.
             ("securityContext", json!({ "fsGroup": 2000 })),
             (
                 "securityContext",
@@ -442,7 +442,7 @@ mod tests {
             let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
             assert_eq!(accepted, Ok(spec(&recorded)));
         }
-        // The spec sets no security context of the pod, so the operator's default applies.
+        // The recorded spec contains no security context of the pod, so the default of the operator applies.
         let container = pod(
             "containerSecurityContext",
             &json!({ "readOnlyRootFilesystem": true }),

@@ -43,7 +43,7 @@ pub(crate) fn cluster_to_create(
     let cluster = EtcdCluster::new(&target.name, spec);
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
-        // The user cannot correct the spec in a manifest, but can set a template.
+        // A user cannot correct an invalid spec in a manifest, but can set a template instead.
         let remedy = match target.template {
             Some(_) => "",
             None => "; or set spec.etcdCluster.template",

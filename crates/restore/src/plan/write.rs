@@ -246,7 +246,7 @@ pub(crate) fn formed(
     let first = naming::seed(restore);
     EtcdClusterStatus {
         cluster_id: Some(cluster_id.to_owned()),
-        // The seed was started with these TLS settings.
+        // The status records the TLS settings with which the seed was started.
         tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
         bootstrap: Some(BootstrapStatus {
             token: first.token,

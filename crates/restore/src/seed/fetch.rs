@@ -109,7 +109,7 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
 ///
 /// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // Copy the operator's program, which has a few dozen MiB, during the download.
+    // The operator's program has a few dozen MiB, so a second thread copies it during the download.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -157,7 +157,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // Nothing is synced here, because the next start verifies the whole snapshot.
+    // The snapshot is not synced to disk, because the next start of the container verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
@@ -177,7 +177,7 @@ async fn from_store(
     let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // If the manifest has another SHA-256 than the chosen backup, fail before the download.
+    // If the SHA-256 in the manifest differs from the chosen backup, the fetch fails before the download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -192,7 +192,7 @@ async fn from_store(
     let origin = Origin {
         location_hash: choice::fingerprint(source),
         bump_revision: arguments.bump_revision.unwrap_or_default(),
-        // With keys, the download fails for a backup that is not encrypted.
+        // With keys, the download fails if the backup is not encrypted, so the fetched backup is encrypted.
         encrypted: Some(arguments.encryption_secret.is_some()),
     };
     Ok(Contents {
@@ -205,7 +205,8 @@ async fn from_store(
 /// it.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let origin = fetched.origin.as_ref();
-    // Invariant 34: a snapshot that was fetched without keys may be from a backup without encryption.
+    // Invariant 34: a snapshot that was fetched without keys is not reused if keys are required, because its backup may
+    // not be encrypted.
     let encrypted = origin.and_then(|origin| origin.encrypted);
     if encrypted.unwrap_or_default() != arguments.encryption_secret.is_some() {
         return false;
@@ -390,8 +391,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The manifest may contain the revision of the last key or of the store, or a revision in between. They differ if
-    // the store is empty, or was compacted after its last key.
+    // The revision in the manifest is at least the revision of the last key, and at most the revision of the store.
+    // These two revisions differ if the store is empty, or was compacted after its last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "the snapshot has revision {}, but the manifest records revision {}",

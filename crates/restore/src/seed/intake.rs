@@ -137,7 +137,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // An error means that the inspection has panicked, which `write` reports.
+        // `send` fails only if the inspection has panicked, which `write` reports.
         let _ = reader.send(piece);
         Ok(())
     }
@@ -167,7 +167,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The content is no database, which is the expected error.
+                // The content is no database, so this error is expected.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");
@@ -179,7 +179,7 @@ mod tests {
     #[tokio::test]
     async fn full_volume_is_reported_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default(), None);
-        // `push` returns false after the failure.
+        // `push` returns false after the first failed write.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}
         let trouble = intake.finish().await.unwrap_err();
         assert_eq!(trouble.reason, Reason::SeedFailed);

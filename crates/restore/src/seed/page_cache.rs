@@ -36,12 +36,13 @@ fn release<T>(
         while !has_ended.load(Ordering::Relaxed) {
             thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
-            // The kernel writes the oldest dirty pages first, so pages of the source are written before pages of the
-            // copy.
+            // The kernel can release only pages that are on disk. It writes the oldest dirty pages first, and the
+            // source is older than the copy. Therefore the first `written` bytes of both files, counted from the start
+            // of the source, are on disk.
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // Start at 0, because an earlier call may have skipped pages in use.
+                // The range starts at 0, because an earlier call may have skipped pages that were in use.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }

@@ -85,7 +85,7 @@ pub(super) fn expected_contents(
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     Ok(Contents {
         revision: raised(&snapshot, bump_revision),
-        // A raised revision compacts the store, so its hash differs from the hash in the manifest.
+        // The hash is left out if the revision is raised, because the raise compacts the store, which changes the hash.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         origin: expected.origin.map(|origin| Origin {
             bump_revision: bump_revision.unwrap_or_default(),
@@ -170,8 +170,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // `--mark-compacted` ends watches from before the restore. Otherwise a client could continue its watch although
-    // the history has changed.
+    // `--mark-compacted` ends watches that started before the restore. Otherwise a client could continue its watch
+    // although the history has changed.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -205,7 +205,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         return Ok(());
     }
     if let Some(signal) = output.status.signal() {
-        // The snapshot is not the cause of this failure. The kubelet restarts the container.
+        // A signal ended the tool, so the snapshot is not the cause of the failure. The kubelet restarts the container.
         let text = format!(
             "{} was ended by signal {signal}: check the memory of the node and spec.pod.resources",
             tool.display()

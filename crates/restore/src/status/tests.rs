@@ -29,7 +29,7 @@ fn halted() -> PlanState {
 }
 
 #[test]
-fn failed_restore_step_records_nothing() {
+fn failed_restore_step_does_not_record_cluster_id() {
     let action = Action::RecordRestored {
         cluster_id: "ab".into(),
         revision: 7,
@@ -190,7 +190,7 @@ fn main_restore_steps_are_reported_as_events() {
         assert_eq!((notice.reason, notice.warning), (reason, is_warning));
         assert!(notice.note.contains(part), "{notice:?}");
     }
-    // A restore into a new cluster reports no replacement of members.
+    // A restore into a new cluster replaces no members, so it reports no Event about them.
     for action in [
         formed(),
         Action::Nothing,
@@ -221,7 +221,7 @@ fn waiting_and_failure_and_completion_emit_events() {
         let reported = events(&restore, Action::Nothing, state);
         assert_eq!(reported, [(true, reason, note())]);
     }
-    // The Event of the action comes before the Event of the state.
+    // The Event of the action is reported before the Event of the state.
     let abandon = Action::Abandon(missing());
     let reported = events(&restore, abandon, PlanState::Halted(missing()));
     let reasons: Vec<_> = reported.iter().map(|(_, reason, _)| *reason).collect();
@@ -271,7 +271,7 @@ fn restore_shows_source_and_progress_in_columns() {
 }
 
 #[test]
-fn used_copy_is_reported_with_cause() {
+fn restore_from_copy_is_reported_with_cause() {
     let mut restore = restore();
     let block = serde_json::from_str(r#"{"s3":{"path":"second/k"}}"#).unwrap();
     let mut chosen = crate::plan::choice::chosen_from(&restore, block);

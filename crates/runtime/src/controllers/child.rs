@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(requested(&ObjectMeta::default()), None);
         assert_eq!(notified.get(), 1);
 
-        // A retained PVC has no owner. Its label names the cluster, which may not exist.
+        // A retained PVC has no owner, so its label names the cluster. A cluster that does not exist gets no
+        // reconcile.
         let labelled = |cluster: &str| ObjectMeta {
             labels: Some([(names::LABEL_CLUSTER.to_owned(), cluster.to_owned())].into()),
             owner_references: None,

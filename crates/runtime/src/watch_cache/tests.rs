@@ -88,13 +88,13 @@ fn cache_returns_objects_after_first_complete_list() {
 }
 
 #[test]
-fn events_change_cached_objects() {
+fn watch_events_change_cached_objects() {
     let (cache, feed) = filled(vec![raw("db-a", 1)]);
     assert_eq!(apply(&feed, Event::Apply(raw("db-b", 2))), ["db-b"]);
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-b"]);
     assert_eq!(apply(&feed, Event::Delete(raw("db-a", 3))), ["db-a"]);
     assert_eq!(names(&cache).unwrap(), ["db-b"]);
-    // In this event, the label names another cluster.
+    // The label of `db-b` now names another cluster.
     let moved = serde_json::from_value(json_of("db-b", "another", 4)).unwrap();
     assert_eq!(apply(&feed, Event::Apply(moved)), ["db-b"]);
     assert_eq!(names(&cache).unwrap(), [""; 0]);
@@ -135,7 +135,7 @@ fn cache_that_is_older_than_last_read_returns_nothing() {
     apply(&feed, Event::Delete(raw("db-b", 11)));
     assert_eq!(names(&cache).unwrap(), ["db-a"]);
 
-    // This object was created after the list.
+    // `db-c` was created after the list, so the cache contains it.
     apply(&feed, Event::Apply(raw("db-c", 13)));
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-c"]);
     // The read of another cluster has no effect on this cluster.

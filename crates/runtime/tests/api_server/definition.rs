@@ -110,8 +110,8 @@ async fn status_is_written_for_stored_object_that_violates_new_rule() {
         let patch = Patch::Merge(json!({ "spec": spec }));
         api.patch("db", &PatchParams::default(), &patch).await
     };
-    // The API server enforces a new rule only some time after the CRD was updated, and only if the value changes. Each
-    // attempt therefore uses another value.
+    // The API server enforces the new rule only some time after the update of the CRD. Each attempt writes another
+    // value, because the API server does not check an unchanged value.
     let mut attempt = 0;
     eventually("the API server enforces the new rule", async || {
         attempt += 1;
@@ -194,8 +194,8 @@ async fn operator_keeps_spec_and_record_fields_of_later_release() {
         .unwrap();
     let now = raw.get("db").await.unwrap();
     assert_eq!(now.data["spec"]["laterField"], "kept");
-    // The other record has its own field manager, so it stays. The report is written as a whole, so its unknown field
-    // is removed.
+    // `laterRecord` stays, because another field manager wrote it. The operator writes its own report as a whole, so
+    // the unknown field of the report is removed.
     let expected = json!({ "size": 3, "laterRecord": "kept" });
     assert_eq!(now.data["status"], expected);
 }

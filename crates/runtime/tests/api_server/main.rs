@@ -64,7 +64,7 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 async fn clock_difference_is_read_from_api_server() {
     let server = ApiServer::start().await;
     let client = server.client();
-    // A busy machine may delay a single request, so the test tries several times.
+    // The test tries several times, because a busy machine may delay a single request.
     eventually("the difference of the clocks", async || {
         let clock = runtime::clock::difference(&client).await.unwrap();
         let clock = clock.expect("the response has a Date header");
@@ -92,7 +92,7 @@ async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // The CRD of another release, with only one printer column.
+    // This CRD differs from the installed CRD: it has only one printer column.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -209,12 +209,12 @@ async fn operators_do_not_overwrite_each_others_status_fields() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // The object was changed after it was read.
+    // The object was changed after `seen` was read, so the API server rejects the write.
     let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
     assert_eq!(stale.reason(), "Conflict");
-    // A new object with the same name must not get the record of the deleted object.
+    // The new object has the same name, but must not get the record of the deleted object.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -241,7 +241,8 @@ async fn standby_takes_over_released_lease_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby must not wait until the lease expires: the Lease has no holder, or the standby already holds it.
+    // The Lease must have no holder, or the standby as holder, because the standby must not wait until the lease
+    // expires.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
@@ -283,7 +284,7 @@ async fn repeated_notice_increments_count_of_event() {
         })
         .await;
     }
-    // The operator creates an Event again after a user has deleted it.
+    // After a user has deleted the Event, the operator creates it again.
     let everything = (DeleteParams::default(), ListParams::default());
     events
         .delete_collection(&everything.0, &everything.1)
@@ -392,7 +393,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
     let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "unreadable" }, "spec": { "size": 3, "pod": "nonsense" } });
     let object: DynamicObject = serde_json::from_value(object).unwrap();
-    // The API server uses the changed schema only after some time.
+    // The request is repeated, because the API server uses the changed schema only after some time.
     let mut last = None;
     for _ in 0..300 {
         match raw.create(&PostParams::default(), &object).await {
@@ -494,7 +495,8 @@ async fn operator_that_does_not_manage_object_writes_no_condition() {
     let driven = operator.clone();
     let running =
         tokio::spawn(async move { controller::drive(&driven, controllers, reading).await });
-    // An operator that writes conditions would write them in the first reconcile.
+    // An operator that writes conditions writes them in its first reconcile, so five reconciles without a condition
+    // are enough.
     eventually("five reconciles", async || {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
@@ -532,7 +534,8 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
     .await;
-    // The object whose reconcile always fails is retried with growing pauses.
+    // The object whose reconcile always fails is retried with growing pauses, so it does not get more reconciles than
+    // the good object.
     eventually("the failing object's reconciles", async || {
         (counting.bad.load(Ordering::SeqCst) > 0).then_some(())
     })

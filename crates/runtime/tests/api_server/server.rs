@@ -133,7 +133,7 @@ impl ApiServer {
 
     pub(crate) fn config(&self) -> Config {
         let mut config = Config::new(self.url.parse().expect("a URL"));
-        // kube-apiserver generates a new certificate at each start, so the client accepts any certificate.
+        // The client accepts any certificate, because kube-apiserver generates a new certificate at each start.
         config.accept_invalid_certs = true;
         config.auth_info = AuthInfo {
             token: Some(TOKEN.to_owned().into()),

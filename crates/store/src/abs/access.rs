@@ -163,7 +163,8 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The German cloud was closed in 2021, so a server in its domain may not belong to Azure.
+        // The domain of the German cloud is not accepted as Azure, because this cloud closed in 2021, and another
+        // owner may now use the domain.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }

@@ -141,7 +141,8 @@ impl Identity {
             Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
-            // The error response contains the tenant and the client, but no token.
+            // The error message may contain the start of the response, because an error response contains no token.
+            // It names the tenant and the client.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
@@ -206,7 +207,8 @@ mod tests {
             while !String::from_utf8_lossy(&request[..read]).contains("\r\n\r\n") {
                 read += stream.read(&mut request[read..]).await.unwrap();
             }
-            // The body of the request may arrive in a separate packet after the headers.
+            // The client may send the body of the request in a separate packet after the headers, so the server reads
+            // once more.
             let rest = tokio::time::timeout(
                 Duration::from_millis(200),
                 stream.read(&mut request[read..]),

@@ -30,8 +30,9 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // In comments, CDATA sections and processing instructions, a `>` does not always end a tag. They are
-                // rejected, so that this check and the parser find the same tags.
+                // A `>` inside a comment, a CDATA section or a processing instruction does not end a tag. Responses
+                // with them are rejected, because this function and the XML parser would otherwise count different
+                // tags.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");

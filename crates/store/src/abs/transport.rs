@@ -31,7 +31,7 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // Never reached, because this crate sends all content as blocks of bytes.
+            // This crate sends every request body as `Body::Bytes`, so this branch is never reached.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,
@@ -47,8 +47,8 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // The client does not see the header `retry-after`, because with it a store could make the client wait
-            // without limit.
+            // The header `retry-after` is removed, because the Azure client would wait as long as the store demands,
+            // without a limit.
             if name.as_str().contains("retry-after") {
                 continue;
             }
@@ -68,7 +68,7 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // For other successful responses, the client needs only the headers, so the body is not read.
+            // The Azure client needs only the headers of other successful responses, so their bodies are not read.
             Bytes::new()
         };
         let body = stream::iter([Ok(body)]);

@@ -85,7 +85,7 @@ fn encryption_matches_output_of_independent_program() {
 }
 
 #[test]
-fn content_round_trips_at_chunk_boundaries() {
+fn encrypted_content_round_trips_at_chunk_boundaries() {
     for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7] {
         let content = content(size);
         let stored = encrypted(&content);
@@ -98,7 +98,7 @@ fn content_round_trips_at_chunk_boundaries() {
 }
 
 #[test]
-fn each_object_has_own_salt_and_ciphertext() {
+fn objects_with_equal_content_have_different_salt_and_ciphertext() {
     let content = content(1000);
     let (one, other) = (encrypted(&content), encrypted(&content));
     assert_eq!(
@@ -284,7 +284,7 @@ fn secret(entries: &[(&str, &str)]) -> SecretData {
 }
 
 #[test]
-fn new_backups_use_named_key_or_single_key() {
+fn new_backup_uses_named_key_or_only_key_of_secret() {
     let two = secret(&[("2026", TEXT), ("2027", "garbage")]);
     let name =
         |data: &SecretData, name| for_new_backups(data, name).map(|key| key.name().to_owned());
@@ -312,7 +312,7 @@ fn new_backups_use_named_key_or_single_key() {
 fn missing_decryption_key_error_contains_id_and_name() {
     let keys = Keys::of(&secret(&[("2026", TEXT), ("notes", "text")]));
     assert_eq!(keys.require("a62e0f7753a4df18", "2026"), Ok(()));
-    // The name may differ, because the key is found by its ID.
+    // `require` accepts another name of the key, because it finds the key by its ID.
     assert_eq!(keys.require("a62e0f7753a4df18", "renamed"), Ok(()));
     let text = keys.require("ffff", "2025").unwrap_err().to_string();
     for part in [

@@ -143,8 +143,8 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Credentials of the type "external_account" make the client read the files and URLs that they name. A
-                // user who may write a Secret could then read the operator's files.
+                // Other types are rejected. For example, the client would read the files and URLs that credentials of
+                // the type "external_account" name, so a user who may write a Secret could read the operator's files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn token_goes_only_to_google_or_named_endpoint() {
+    fn token_is_sent_only_to_google_or_endpoint_in_secret() {
         let check = |named: Option<&str>, endpoint: &str| {
             let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
             let mut data: SecretData = named.into_iter().collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_store_token_server_in_secret_is_ignored() {
+    fn token_server_url_in_google_credentials_is_removed() {
         let json = serde_json::json!({ "type": "authorized_user", "token_uri": "http://hostile" });
         let used = without_token_server(&json);
         assert_eq!(used, serde_json::json!({ "type": "authorized_user" }));

@@ -230,7 +230,7 @@ impl Json {
         let mut url = self.url(&["upload", "storage", "v1", "b"], None)?;
         url.query_pairs_mut().append_pair("uploadType", "multipart");
         let metadata = serde_json::json!({ "name": key, "crc32c": crc32c }).to_string();
-        // The boundary is random, so it does not occur in the content.
+        // The boundary is random, so that it does not occur in the content.
         let boundary = format!("{:032x}", rand::random::<u128>());
         let body = Bytes::from(multipart(&boundary, &metadata, content));
         let request = || {
@@ -379,7 +379,8 @@ impl Json {
         let error = if error.is_timeout() {
             Error::Timeout(self.place.endpoint.clone())
         } else {
-            // The error must not contain the URL of an upload, because this URL grants access without credentials.
+            // `without_url` removes the URL from the message, because the URL of an upload grants access without
+            // credentials.
             self.place
                 .unreachable(&Chain(&error.without_url()).to_string())
         };

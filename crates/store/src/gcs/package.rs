@@ -47,7 +47,7 @@ impl Package {
         let write = self
             .storage
             .write_object(bucket, key, content)
-            // A retry is harmless, because it writes the same content to the same key.
+            // The client may retry the write, because each attempt writes the same content to the same key.
             .with_idempotency(true);
         Box::pin(write.send_buffered())
             .await
@@ -64,7 +64,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // Without an HTTP status, the status is derived from the gRPC code.
+        // If the error has no HTTP status, the status is derived from the gRPC code.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {

@@ -78,8 +78,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // True if `held` is the number of bytes that the store has received. After a failure, the store may have
-        // received a part of the chunk, so the next request asks the store for the number.
+        // `known` is true if `held` is the number of bytes that the store has received. After a failed request, the
+        // store may have received a part of the chunk, so the next request asks the store for this number.
         let mut known = true;
         let mut continues = 0;
         loop {
@@ -165,7 +165,8 @@ impl Session {
             .client
             .delete(self.url.clone())
             .header("content-length", "0");
-        // The store responds to a successful cancellation with status 499.
+        // Google responds to a successful cancellation with status 499, so `once` returns an error, which is only
+        // logged.
         if let Err((error, _)) = json.once(&self.key, request).await {
             tracing::debug!(%error, key = self.key, "the store responded to the cancellation of a resumable upload");
         }
@@ -267,8 +268,8 @@ impl Upload for GcsUpload {
         let mut chunk = chunk;
         self.crc32c = crc32c::crc32c_append(self.crc32c, &chunk);
         while !chunk.is_empty() {
-            // A full chunk is sent only when more bytes follow, because the request with the last chunk completes the
-            // object.
+            // The request with the last chunk completes the object. A full chunk is therefore sent only when more
+            // bytes follow, because only then it is known not to be the last chunk.
             if self.filling.len() == CHUNK {
                 self.send().await?;
             }

@@ -171,7 +171,8 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // Ends all blocked operations, so that a failed test does not wait for their threads.
+            // The blocked operations are ended, because the runtime of a failed test would otherwise wait for their
+            // threads.
             self.answer();
         }
     }
@@ -197,7 +198,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 rejected = callers.iter().filter(|caller| caller.is_finished()).count();
             }
-            // A blocked operation keeps its thread after its caller was canceled.
+            // The rejected callers have finished. The other callers wait for their blocked operations. An operation
+            // keeps its thread even after `abort` below has canceled its caller.
             let (ended, waiting): (Vec<_>, Vec<_>) = callers
                 .into_iter()
                 .partition(tokio::task::JoinHandle::is_finished);
@@ -217,7 +219,7 @@ mod tests {
             let begun = Instant::now();
             let found = tokio::net::lookup_host("localhost:80").await.unwrap();
             assert!(found.count() > 0);
-            // Operations in another directory need other permits, so they succeed.
+            // Operations in another directory do not need the permits of the hung directory, so they succeed.
             let other = tempfile::tempdir().unwrap();
             let store = LocalStore::new(other.path());
             store.put("key", Bytes::from_static(b"x")).await.unwrap();

@@ -64,7 +64,7 @@ async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
         let upload = store.begin("etcd/main-a").await.unwrap();
         std::mem::forget(upload);
     }
-    // A store without an owner lists all unfinished files.
+    // A store without an owner lists the unfinished files of all owners.
     assert_eq!(count(&unowned).await, 2);
     let found = owned("one").unfinished("etcd/").await.unwrap();
     assert_eq!(found.len(), 1);
@@ -115,7 +115,7 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
         let error = a.put(key, "x".into()).await.unwrap_err();
         assert!(text(&error).contains("remove leading slashes"), "{error}");
     }
-    // If the volume is not mounted, the requests of a namespace fail.
+    // If the root directory does not exist, the volume is not mounted, so the requests of a namespace fail.
     let unmounted = LocalStore::new(dir.path().join("absent")).for_namespace("team-a", None);
     for error in [
         unmounted.put("main", "x".into()).await.unwrap_err(),
@@ -169,7 +169,7 @@ async fn invariant_13_namespace_cannot_use_symlinks() {
     let keys = tenant.list("etcd/").await.unwrap();
     assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-    // The operator's own namespace may contain links, because it belongs to the administrator.
+    // In the operator's own namespace, links are followed, because only the administrator can create them.
     let through = "namespaces/team-a/etcd/main";
     assert!(own.head(through).await.unwrap().is_some());
 }
@@ -181,7 +181,7 @@ async fn quota_of_namespace_limits_uploads() {
     let store = own.for_namespace("team-a", Some(1000));
     let other = own.for_namespace("team-b", Some(1000));
     store.put("one", vec![0; 600].into()).await.unwrap();
-    // The first chunk reaches the quota, so the second chunk fails.
+    // `upload` reaches the quota with 400 bytes, so the write of one more byte fails.
     let mut upload = store.begin("two").await.unwrap();
     upload.write(vec![0; 400].into()).await.unwrap();
     let error = upload.write(vec![0; 1].into()).await.unwrap_err();
@@ -192,7 +192,7 @@ async fn quota_of_namespace_limits_uploads() {
     ] {
         assert!(text(&error).contains(part), "{error}");
     }
-    // The quota includes the bytes of an upload that is not committed yet.
+    // The quota also counts the bytes of `upload`, which is not committed yet.
     let error = store.begin("three").await.err().unwrap();
     assert!(matches!(error, Error::Full(_)), "{error}");
     upload.abort().await.unwrap();

@@ -77,8 +77,8 @@ impl UnfinishedFile {
 }
 
 fn remove(file: Option<File>, path: Option<PathBuf>) {
-    // Closing a file on a network volume writes its content and can block, so the file is closed on a thread for
-    // blocking operations.
+    // Closing a file on a network volume writes its content and can block, so callers run this function on a thread
+    // for blocking operations.
     drop(file);
     if let Some(path) = path {
         let _ = std::fs::remove_file(path);
@@ -88,8 +88,8 @@ fn remove(file: Option<File>, path: Option<PathBuf>) {
 impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let (file, path) = (self.file.take(), self.path.take());
-        // The file is removed in the background, because the removal can block, and a destructor must not block a
-        // thread of the runtime.
+        // The file is removed in the background, because the removal can block, and `drop` must not block a thread of
+        // the runtime.
         if file.is_some() || path.is_some() {
             self.directory.run_detached(move || remove(file, path));
         }
@@ -162,8 +162,8 @@ impl Upload for LocalUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if self.unfinished.is_none() {
-            // The caller has canceled an operation. The operation continues in its thread and deletes the file at its
-            // end.
+            // There is no file to remove here: the caller canceled an operation, which continues in its thread and
+            // deletes the file at its end.
             return Ok(());
         }
         self.run(|unfinished| {

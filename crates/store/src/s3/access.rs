@@ -144,7 +144,8 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Skips comments and indented lines. Indented lines are nested settings, which this crate does not use.
+        // Comments are skipped, and so are indented lines, because they are nested settings, which this crate does
+        // not use.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -308,8 +309,8 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // The ambient configuration contains the endpoint and the region from environment variables
-        // (AWS_ENDPOINT_URL_S3, AWS_REGION).
+        // The AWS configuration also contains the endpoint and the region from environment variables, such as
+        // AWS_ENDPOINT_URL_S3 and AWS_REGION.
         S3Access::Ambient => {
             let loader =
                 aws_config::defaults(BehaviorVersion::latest()).http_client(identity_client()?);
@@ -330,7 +331,8 @@ pub(super) async fn clients_over(
         )
         .interceptor(LimitResponses)
         .retry_classifier(NoRetryOfTooLong)
-        // Checksum trailers are off unless an operation requires them, because some S3-compatible stores reject them.
+        // The client sends and expects checksums only where an operation requires them, because some S3-compatible
+        // stores reject the checksum trailers.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = config.endpoint {

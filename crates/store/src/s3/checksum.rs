@@ -44,7 +44,8 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // If the entity tag is not the MD5 of the content, the entity tag is not checked later.
+            // If the entity tag is not the MD5 of the content, as with encryption by KMS keys, `tag` is `None`, and
+            // `verify` does not compare it.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
@@ -81,7 +82,8 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // This tag proves that the object consists of the parts, which were verified before.
+            // The entity tag proves that the object consists of the sent parts, each of which was verified before, so
+            // no checksum is needed.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -155,7 +157,7 @@ mod tests {
 
     #[test]
     fn checksum_has_s3_header_format() {
-        // This checksum of the nine digits is the check value in the specification of CRC32C.
+        // "4waSgw==" encodes 0xE3069283, the check value of CRC32C for the nine digits.
         assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 
@@ -180,7 +182,7 @@ mod tests {
         let tag = whole.composed.clone().unwrap();
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(Some("AAAAAA==-3"), Some(&tag)).is_err());
-        // Parts in another order have another checksum.
+        // Parts in another order have another checksum of the object.
         let mut other = parts(true, false);
         other.swap(0, 1);
         assert_ne!(Whole::of_parts(&other), whole);
@@ -195,14 +197,15 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be checked.
-        // The store has checked each part against its `Content-MD5`, so `verify` accepts any entity tag.
+        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be
+        // predicted. `verify` then accepts every entity tag, because the store has checked each part against its
+        // `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // If a checksum and an entity tag are expected, the store may report only one of them. A wrong value always
-        // fails.
+        // `both` expects a checksum and an entity tag. The store may report only the entity tag. A wrong checksum
+        // fails, and so does a response with neither of them.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

@@ -30,11 +30,11 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // An empty object has no first part, so the store rejects the range. The object is then requested without a
-        // range.
+        // An empty object has no first part, so the store rejects the range, and the object is requested again
+        // without a range.
         Err(error) => is_out_of_range(error),
-        // Without an entity tag, a replacement between two parts would not be detected. Without a size, the end is
-        // unknown. In both cases, the whole object is requested again, without a range.
+        // Without an entity tag, the replacement of the object between two parts would not be detected. Without a
+        // size, the last part would be unknown. In both cases, the whole object is requested again without a range.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -46,8 +46,8 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let (Some(first), Some(size)) = (first, size) else {
         return Err(Error::Other("the object has no size".to_owned()));
     };
-    // The first part is read into memory, so it must not be longer than requested. A response with the whole object is
-    // read as a stream.
+    // The first part is read into memory, so its response must not be longer than requested. A response with the
+    // whole object is allowed, because it is read as a stream.
     if first > PART && first < size {
         return Err(Error::Other(format!(
             "the response has {first} bytes, but {PART} of the object's {size} bytes were requested"

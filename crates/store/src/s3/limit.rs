@@ -74,7 +74,7 @@ impl Intercept for LimitResponses {
         let operation = cfg.load::<Metadata>().map_or("", Metadata::name);
         let response = context.response_mut();
         let limit = match (operation, response.status().is_success()) {
-            // The content of an object is read as a stream, so it has no limit.
+            // The content of an object is read as a stream, so its length is not limited.
             ("GetObject", true) => return Ok(()),
             ("ListObjectsV2" | "ListMultipartUploads", true) => MAX_PAGE,
             _ => MAX_ANSWER,
@@ -170,7 +170,7 @@ mod tests {
                 .count()
         };
         assert_eq!(counted(1 << 20, &data), 10);
-        // Chunks of one byte: each chunk counts as `MIN_CHUNK` bytes.
+        // Each chunk counts as at least `MIN_CHUNK` bytes, here a chunk of one byte.
         assert_eq!(counted(1 << 20, b"x"), (1 << 20) / MIN_CHUNK);
         // A body of empty entries reaches the limit for tags.
         let empty = b"<Contents/>".repeat(1_000);

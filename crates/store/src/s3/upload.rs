@@ -84,7 +84,8 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // The upload still exists, so it is recorded. A later abort discards it.
+            // The upload could not be discarded and still exists, so its ID is recorded, and a later abort discards
+            // it.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
@@ -144,8 +145,8 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store has rejected or ignored checksums, but accepted a request without them. Later uploads request
-            // no checksums.
+            // The store rejected or ignored checksums, but accepted this upload without them. `no_checksums` makes
+            // later uploads request none.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -153,7 +154,7 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // The upload now exists. It is recorded, so that a failure aborts it.
+        // The upload now exists in the store, so its ID is recorded, and a failure can abort it.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
@@ -192,8 +193,8 @@ impl Sink for S3Sink {
                         "the stored checksum of part {number} does not match the sent data"
                     )));
                 }
-                // The store does not report checksums, so this part is sent again with its MD5. All later parts are
-                // sent with an MD5.
+                // The store reported no checksum, so this part is sent again with its MD5. `no_part_checksums` makes
+                // all later parts use an MD5.
                 None => self.no_part_checksums.store(true, Ordering::Relaxed),
             }
         }
@@ -255,8 +256,8 @@ impl S3Upload {
         let failure = completed
             .err()
             .map(|error| explain(&store.place, key, &error));
-        // If the first response was lost, the store may reject the retry. The upload has succeeded if the object exists
-        // in the store.
+        // The client retries the completion. If the store has processed it but the response was lost, the store
+        // rejects the retry. The upload has succeeded if `verify` finds the object with the sent data.
         match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
             (Err(_), Some(failure)) => Err(failure),
@@ -334,8 +335,8 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // With encryption or a lock, even a small object is a multipart upload. The store confirms the protection
-            // before it receives data, so no unprotected object can exist.
+            // With encryption or a lock, even a small object is a multipart upload. At its start, before any data is
+            // sent, the store confirms the encryption and the lock, so no unprotected object can exist.
             Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;

@@ -26,7 +26,7 @@ pub(crate) enum Then {
 
 impl Reply {
     pub(crate) fn new(first: impl Into<Vec<u8>>, then: Then) -> Self {
-        // Azure's client requires these headers in a listing.
+        // The Azure client requires these headers in the response to a listing.
         let headers = "x-ms-request-id: 6f1d4d3c-6c2a-4f25-9d57-0d5e0a2f9f11\r\n\
                        date: Tue, 24 Nov 2026 00:00:00 GMT\r\n";
         Self {

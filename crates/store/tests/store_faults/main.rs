@@ -194,7 +194,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // After a temporary fault, the upload succeeds.
+    // If the fault ends, the upload succeeds.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),
@@ -208,7 +208,7 @@ async fn store_faults(rig: Rig) {
     ] {
         rig.survives(fault(on, times, harm)).await;
     }
-    // After a lasting fault, the upload fails.
+    // If the fault continues, the upload fails.
     for (harm, expected) in [
         (Harm::Answer(403, ""), &["access denied"][..]),
         (Harm::Answer(404, ""), &["does not exist: create it"]),

@@ -183,7 +183,7 @@ fn service_version(
         "containerImage": release.image(),
         "description": summary,
         "operatorframework.io/suggested-namespace": RENDERING.namespace,
-        // `skipRange` lets OLM update every older release directly to this release.
+        // `skipRange` lets OLM update from every older release directly to this release.
         "olm.skipRange": format!("<{}", release.version),
     });
     for (name, value) in [
@@ -266,7 +266,7 @@ fn owned(definition: &Value) -> Value {
         "name": definition["metadata"]["name"],
         "kind": kind,
         "version": version["name"],
-        // The display name of `EtcdCluster`, for example, is "etcd cluster".
+        // For example, the display name of `EtcdCluster` is "etcd cluster".
         "displayName": format!("etcd {}", kind.trim_start_matches("Etcd").to_lowercase()),
         "description": version["schema"]["openAPIV3Schema"]["description"],
     })
@@ -321,7 +321,8 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // In a bundle, the EtcdBackup must name the EtcdCluster, so the EtcdCluster gets the name in the EtcdBackup.
+    // The example of the EtcdCluster is renamed to the name in the example of the EtcdBackup, so that both examples
+    // belong together.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

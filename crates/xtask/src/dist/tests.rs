@@ -97,14 +97,14 @@ fn release_without_registry() -> Release {
 
 /// `kubectl delete -f` with the manifest must delete only the operators.
 #[test]
-fn deleting_manifest_keeps_every_cluster() {
+fn deleting_objects_of_manifest_deletes_no_cluster() {
     for manifest in [&chart::NAMESPACED, &chart::CLUSTER_WIDE] {
         let objects = rendered(&published(), manifest);
         let kinds = kinds(&objects);
         for kind in ["CustomResourceDefinition", "Namespace", "EtcdCluster"] {
             assert!(!kinds.contains(kind), "{kinds:?}");
         }
-        // The manifest has no pod of `helm test`, and all its objects are in one namespace.
+        // The pod of `helm test` must not be in the manifest.
         assert!(!kinds.contains("Pod"), "{kinds:?}");
         let namespaces = objects
             .iter()
@@ -160,7 +160,7 @@ fn packaged_chart_passes_lint_and_is_reproducible() {
 }
 
 #[test]
-fn released_chart_does_not_mention_missing_image() {
+fn released_chart_does_not_say_that_image_is_unpublished() {
     for (name, text) in chart::released(chart::files().unwrap(), &published()).unwrap() {
         for old in [
             "is in no registry",
@@ -180,7 +180,7 @@ fn released_chart_does_not_mention_missing_image() {
 }
 
 #[test]
-fn release_fails_if_chart_text_to_replace_has_changed() {
+fn release_fails_if_text_to_replace_is_missing_in_chart() {
     let mut files = chart::files().unwrap();
     for (_, text) in files.iter_mut().filter(|(name, _)| name == "values.yaml") {
         *text = text.replace("localhost/etcd-operator", "elsewhere/etcd-operator");
@@ -241,7 +241,7 @@ fn operator_framework_rejects_bundle_without_crd() {
 fn operator_framework_rejects_bundle_with_wrong_version() {
     let version = published().version;
     for (from, to, expected) in [
-        // No CRD has this version of the API.
+        // No CRD has the API version v1beta9.
         ("version: v1beta2", "version: v1beta9", "v1beta9"),
         // `version` must be a semantic version.
         (
@@ -293,7 +293,7 @@ fn bundle_has_permissions_of_namespaced_manifest() {
         let deployment = deployments.iter().find(|it| it["name"] == operator);
         let pod = &deployment.unwrap()["spec"]["template"]["spec"];
         assert_eq!(pod["serviceAccountName"], operator);
-        // OpenShift assigns user IDs to pods, so the bundle must not set one.
+        // The bundle must not set a user ID, because OpenShift assigns user IDs to pods.
         assert!(pod["securityContext"].get("runAsUser").is_none());
         let args = pod["containers"][0]["args"].as_sequence().unwrap();
         assert!(args.contains(&"--cluster-wide=false".into()), "{args:?}");
@@ -383,9 +383,10 @@ fn workflow_runs_commands_of_release_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");
-    // On the page, `gh` is in the middle of a sentence, so it gets its own line.
+    // `gh` is moved to its own line, because `publishing_commands` reads only the beginnings of lines.
     let page = page.replace(": `gh ", "\ngh ");
-    // A maintainer runs `helm install` and `helm test` before a release. The workflow does not run them.
+    // The page also contains `helm install` and `helm test`, which a maintainer runs before a release and the
+    // workflow does not run.
     let mut page = publishing_commands(&page);
     page.retain(|it| {
         !["helm install", "helm test"]
@@ -455,7 +456,7 @@ fn provenance_names_files_image_commit_and_tools() {
         files: sums.to_vec(),
     };
     let statement = || provenance::statement(&release, "urn:b", &inputs, &sums).unwrap();
-    // The statement contains no time, so it is the same for two builds.
+    // The statement contains no time, so two builds of the same source have the same statement.
     assert_eq!(statement(), statement());
     let json: Json = serde_json::from_str(&statement()).unwrap();
     assert_eq!(json["_type"], "https://in-toto.io/Statement/v1");

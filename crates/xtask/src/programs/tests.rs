@@ -35,7 +35,7 @@ fn linker_flags_of_helm_have_version_of_go_mod() {
 }
 
 #[test]
-fn required_version_is_found_in_both_go_mod_forms() {
+fn required_version_is_found_in_single_line_and_block_of_go_mod() {
     assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
     let old = "require a/b v1.2.3+incompatible\n";
     assert_eq!(required(old, "a/b").unwrap(), "1.2.3");

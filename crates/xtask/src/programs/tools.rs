@@ -149,7 +149,7 @@ fn installed(name: &str, version: &str) -> Result<PathBuf> {
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // The `.cargo/config.toml` of the checkout would change the build, so cargo runs in another folder.
+        // cargo runs in the cache folder, because the `.cargo/config.toml` of the checkout would change the build.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
     let program = folder.join("bin").join(name);

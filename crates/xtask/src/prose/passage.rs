@@ -98,7 +98,8 @@ pub(crate) fn readable(text: &str) -> String {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // Replaces characters of inline code that would separate cells or end a sentence.
+            // These characters of inline code are replaced, because outside of code they separate table cells or end
+            // a sentence.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_end_before_capital_letters_or_digits() {
+    fn sentence_ends_only_before_capital_letter_or_digit() {
         let text = "Use etcd 3.5, e.g. in tests. It (v3.5.1) works! 2 of 3 voters answer.";
         let expected = [
             "Use etcd 3.5, e.g. in tests.",

@@ -179,7 +179,7 @@ impl<'a> Lexer<'a> {
             is_end
         });
         let length = end.map_or(self.rest.len(), |(index, _)| index);
-        // A backslash at the end of a line removes the line break from the literal.
+        // A backslash at the end of a line continues the literal on the next line without a line break.
         let text = self.take(length).replace("\\\n", " ").replace("\\n", " ");
         self.take(usize::from(!self.rest.is_empty()));
         Token::Literal {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_with_data_are_no_messages() {
+    fn urls_json_and_short_literals_are_no_messages() {
         let source = "let a = \"https://a.example.com/a-long-path/of-a-url/without-words\";\n\
                       let b = \"short message\";\n\
                       let c = r#\"{\"kind\": \"EtcdCluster\", \"and so on for a long time\": 1}\"#;\n";

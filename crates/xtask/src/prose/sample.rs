@@ -14,7 +14,7 @@ impl Random {
 
     /// A random number from 0 to `end` - 1. `end` must be greater than 0.
     fn below(&mut self, end: usize) -> usize {
-        // The remainder is less than `end`, so it fits into a usize.
+        // `try_from` cannot fail, because the remainder is less than `end`, which is a `usize`.
         usize::try_from(self.next() % end as u64).unwrap_or_default()
     }
 
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn random_generator_matches_reference_values() {
-        // The first numbers of the reference implementation for the seed 1234567.
+        // The two expected numbers come from the reference implementation with the seed 1234567.
         let mut random = Random(1_234_567);
         assert_eq!(random.next(), 6_457_827_717_110_365_317);
         assert_eq!(random.next(), 3_203_168_211_198_807_973);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn old_phrases_are_counted_before_punctuation() {
+    fn old_phrase_is_counted_if_punctuation_follows() {
         assert_eq!(uses("The pod is gone."), BTreeMap::from([("is gone", 1)]));
     }
 

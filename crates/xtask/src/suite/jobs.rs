@@ -36,7 +36,7 @@ pub(super) fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // `cargo test` also sets these variables, and some tests need them.
+        // Some tests need these variables, which `cargo test` would set.
         vars: vec![
             json_var(),
             (

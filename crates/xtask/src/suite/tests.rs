@@ -33,7 +33,7 @@ fn modules_of_long_tests_exist() {
 }
 
 #[test]
-fn tests_in_modules_alone_and_serial_are_recognized() {
+fn modules_named_alone_or_serial_are_recognized() {
     assert!(is_in(ALONE, "replace_member::alone::node_lost"));
     assert!(!is_in(ALONE, "scale::grows_alone"));
     assert!(!is_in(ALONE, "scale::alone"));
@@ -41,7 +41,7 @@ fn tests_in_modules_alone_and_serial_are_recognized() {
 }
 
 #[test]
-fn omitted_tests_have_reason() {
+fn omitted_test_is_reported_with_reason() {
     let why = why_omitted;
     let (found, missing) = (
         Commit::Found("0123".into()),
@@ -100,7 +100,7 @@ fn filter_that_selects_no_test_is_rejected() {
 }
 
 #[test]
-fn duration_of_later_stages_is_unknown_in_first_run() {
+fn duration_of_later_stages_is_known_only_after_first_run() {
     let mut run = Run {
         stages: vec![FORMATTING, COMPILE, UNITS],
         forecasts: BTreeMap::new(),

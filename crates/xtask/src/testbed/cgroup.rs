@@ -39,8 +39,8 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Symlinks such as cpu -> cpu,cpuacct are skipped. A version 2 tree is included if it is mounted, because
-            // container runtimes create groups in it too.
+            // Symlinks are skipped, because they name a tree a second time, such as `cpu` for `cpu,cpuacct`. A
+            // mounted version 2 tree is included, because container runtimes also create groups in it.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
@@ -160,7 +160,7 @@ fn kill_member(group: &str, pid: i32) {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if is_member(&groups, group) {
-        // If this fails, the process has already ended.
+        // An error is ignored, because it means that the process has already ended.
         let _ = pidfd_send_signal(held, Signal::KILL);
     }
 }
@@ -201,7 +201,8 @@ fn remove_tree(group: &Path) -> bool {
             remove_tree(&entry.path());
         }
     }
-    // The files in a group are not removed first, because the kernel removes them with the group.
+    // `remove_dir` removes the group although it contains files, because the kernel removes these files with the
+    // group.
     let _ = fs::remove_dir(group);
     !group.exists()
 }
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_cgroups_is_an_error() {
+    fn detection_fails_on_machine_without_cgroups() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Cgroups::detect_at(dir.path()).is_err());
     }

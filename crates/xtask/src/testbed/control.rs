@@ -110,7 +110,7 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
-    // This etcd runs without fsync, because its data need not survive a crash of the machine.
+    // `--unsafe-no-fsync` makes etcd faster. The data of this etcd need not survive a crash of the machine.
     start(
         testbed,
         "etcd",
@@ -204,11 +204,11 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
-        // minSyncPeriod: kube-proxy applies changes of Services at once, as with nftables or eBPF. The default, also
-        // for 0, is one second, which would be added to every measurement that waits for a Service.
+        // `minSyncPeriod`: kube-proxy applies changes of Services at once, because its default of one second would be
+        // added to every measurement that waits for a Service. The value 0 would mean this default.
         //
-        // masqueradeAll: pods share a bridge. Without br_netfilter, a response would take the direct path, without the
-        // address translation.
+        // `masqueradeAll`: all pods share a bridge, so without br_netfilter a response of a pod to another pod would
+        // not pass the address translation.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(
@@ -289,8 +289,8 @@ pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // The requests are retried, because shortly after its start, the API server may lack its IP address ranges and
-    // roles, and then rejects the objects.
+    // The request is repeated, because shortly after its start the API server may still lack its IP address ranges
+    // and roles, and then rejects the objects.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn only_corefile_nocache_disables_dns_cache() {
+    fn corefile_nocache_disables_dns_cache_and_cache30_does_not() {
         let nocache = template("Corefile.nocache").unwrap();
         assert!(
             nocache.contains("disable success cluster.local")

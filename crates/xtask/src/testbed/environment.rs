@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_has_programs_of_testbed_first() {
+    fn folder_of_testbed_programs_is_first_in_path_variable() {
         assert_eq!(with_first("/x", "/a:/x:/b"), "/x:/a:/b");
         assert_eq!(with_first("/x", ""), "/x");
     }

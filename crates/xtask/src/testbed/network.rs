@@ -132,7 +132,7 @@ fn mounts(run_folder: &Path) -> String {
 /// the removal of a folder removes its mounts in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // `remove_dir` removes only empty folders. A folder with files belongs to the host.
+        // `remove_dir` fails for a folder with files, which belongs to the host, and the error is ignored.
         let _ = fs::remove_dir(folder);
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_below_folder_are_found() {
+    fn only_mounts_at_and_below_folder_are_found() {
         let mounts = "a /var/tmp/x/1/y ext4 rw 0 0\nb /var/tmp/x/12 ext4 rw 0 0\nc /var/tmp/x/1 ext4 rw 0 0\n";
         assert_eq!(
             mounts_below(mounts, "/var/tmp/x/1"),

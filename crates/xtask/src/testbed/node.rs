@@ -59,7 +59,8 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // Other nodes may have loaded more images while this node was down.
+    // All images in the folder are imported, because other nodes may have loaded some of them while this node was
+    // down.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -233,7 +234,7 @@ fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
             let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
                 return false;
             };
-            // Both times are in UTC and in the format of RFC 3339, so that they can be compared as text.
+            // Both times are in UTC and in the format of RFC 3339, so they can be compared as text.
             matches!(text.split_once(' '), Some(("True", heartbeat)) if heartbeat.trim() >= begun)
         },
     )
@@ -271,7 +272,8 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
 }
 
 fn socket(name: &str) -> String {
-    // The socket is below the testbed's own /run, because the kernel limits the length of a socket path.
+    // The path is below the testbed's own /run and therefore short, because the kernel limits the length of a socket
+    // path.
     format!("/run/{name}/containerd.sock")
 }
 
@@ -420,11 +422,13 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        // Each kubelet has its own control group, because it kills all pods in its group that it does not know.
+        // Each kubelet has its own control group, because a kubelet kills all pods in its group that it does not
+        // know.
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Each kubelet has its own folder for pod logs, because it removes the logs of pods that it does not know.
+        // Each kubelet has its own folder for pod logs, because a kubelet removes the logs of pods that it does not
+        // know.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {

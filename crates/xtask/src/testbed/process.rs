@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn parentheses_in_process_name_do_not_shift_fields() {
+    fn start_time_is_parsed_if_process_name_contains_parentheses() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         assert_eq!(start_time(&format!("7 (a) b (c) {rest}")), Some(4711));
         assert_eq!(start_time("7 (a"), None);

@@ -59,7 +59,7 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
-        // If the file cannot be removed, other testbeds ignore the claim as soon as this process has ended.
+        // An error is ignored, because other testbeds ignore the claim as soon as this process has ended.
         let _ = fs::remove_file(claim_file(&folder, slot));
     }
 }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_with_networks_of_machine_is_avoided() {
+    fn slot_is_not_used_if_machine_has_its_networks() {
         let routes = parse_routes(
             "default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n",
         );

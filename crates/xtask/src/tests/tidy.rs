@@ -227,7 +227,7 @@ fn test_modules_are_below_module_tests() {
 
 #[test]
 fn doc_comments_contain_no_rust_code() {
-    // Doc tests are turned off in every crate, so Rust code in a doc comment would never be compiled.
+    // Rust code in a doc comment would never be compiled, because doc tests are turned off in every crate.
     let found: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| has_rust_code(text))
@@ -245,7 +245,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Fences alternate: one begins a block, the next ends it. Only the first of them names a language.
+    // Only every second fence begins a block and can name a language, because the fence after it ends the block.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -296,8 +296,7 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn banned_names_of_coreos_operator_are_not_used() {
-    // coreos/etcd-operator uses such names, and this project does not. Comments are skipped, because they may quote
-    // the names.
+    // coreos/etcd-operator uses such names. Comments may quote them, so the filter below skips comments.
     let banned = [
         "fn get_",
         "struct ClusterManager",
@@ -312,7 +311,7 @@ fn banned_names_of_coreos_operator_are_not_used() {
             let lines = text
                 .lines()
                 .map(str::trim_start)
-                // This name comes from a trait of the crate azure_core.
+                // `get_token` is allowed, because a trait of the crate azure_core requires this name.
                 .filter(|line| !line.starts_with("//") && !line.contains("fn get_token("));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
             hits.map(|line| format!("{}: {line}", path.display()))

@@ -131,7 +131,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The results of round 0 are discarded, because this round also fills caches and loads images.
+    // Round 0 also fills caches and loads images, so its results are discarded.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -201,8 +201,8 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // `Create` always runs, because it creates the cluster for the other measurements. `TenClusters` runs
-            // separately.
+            // `Create` always runs, because it creates the cluster for the other measurements. `TenClusters` is
+            // skipped, because it runs separately.
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)
                 || !(wanted(row) || row == Row::Create)
@@ -250,7 +250,7 @@ impl Life<'_> {
 
     async fn create(&self) -> Result<f64> {
         let manifest = self.subject.manifest(self.sandbox, &self.name, SIZE)?;
-        // The measurement starts after `apply`, so that it excludes the start of kubectl.
+        // The time starts after `apply`, so that it excludes the start of kubectl.
         self.sandbox.apply(&manifest).await?;
         let begun = Instant::now();
         self.await_complete(SIZE, &[], &[]).await?;

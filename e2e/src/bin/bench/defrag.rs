@@ -135,7 +135,7 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // The compaction can exceed the timeout of the client, so this loop repeats the request until etcd has compacted.
+    // The request is repeated until etcd has compacted, because the compaction can exceed the timeout of the client.
     // Before the compaction, too little space is free, and the operator would not defragment.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;

@@ -125,8 +125,8 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // Restores by the operator and manual restores alternate, because other load on the machine then affects
-            // both. `flush_disk` waits until the disk writes of the previous restore are complete.
+            // Restores by the operator and manual restores alternate, so that other load on the machine affects both.
+            // `flush_disk` waits until the disk writes of the previous restore are complete.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
                 flush_disk().await?;
@@ -152,8 +152,8 @@ async fn measure_restore(
     (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
-    // The CPU request protects the pods from other load on the machine. The manual restore has no CPU request, because
-    // it does not run in pods.
+    // The CPU request protects the pods from other load on the machine. The manual restore does not run in pods, so
+    // it has no CPU request.
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{resources: {{requests: {{cpu: 500m}}}}, persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], \

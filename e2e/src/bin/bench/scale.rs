@@ -124,7 +124,8 @@ pub(crate) async fn bench(options: &Options) -> Result<()> {
         !options.clusters.contains(&0) && most > 0 && options.members > 0 && options.changes > 0,
         "--clusters, --members and --changes must be greater than 0"
     );
-    // When the operator replaces a member, the cluster temporarily has one member more.
+    // Each cluster may have one more pod than members, because the operator adds the replacement of a member before
+    // it removes the member.
     let pods = most * (options.members + 1);
     network::allow_files(pods)?;
     println!(
@@ -162,7 +163,7 @@ async fn run(
 ) -> Result<()> {
     testbed(&subject.xtask, &["daemon", "stop", STOPPED]).await?;
     simulation.start(pods).await?;
-    // Deletes the objects of an earlier run that was killed.
+    // An earlier run that was killed may have left namespaces, so these are deleted first.
     load::delete_namespaces(&simulation.client).await?;
     for clusters in &options.clusters {
         println!("\n{clusters} clusters of {} members", options.members);

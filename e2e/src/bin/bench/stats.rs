@@ -45,7 +45,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> Option<f64> {
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss
-    )] // The rank is between 0 and the number of values.
+    )] // `rank` is between 0 and the number of values.
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::{Spread, quantile, spread};
 
     #[test]
-    fn quantile_is_nearest_rank() {
+    fn quantile_is_value_at_nearest_rank() {
         let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         for (share, expected) in [(0.5, 100.0), (0.99, 198.0), (1.0, 200.0), (0.0, 1.0)] {
             assert_eq!(quantile(&values, share), Some(expected), "{share}");

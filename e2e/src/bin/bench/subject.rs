@@ -115,7 +115,7 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // The client Service has the name that the operator gives to its client Service.
+    // This Service has the name that the operator gives to a client Service.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

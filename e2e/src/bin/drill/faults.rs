@@ -30,7 +30,7 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     Ok(match fault {
         Fault::DeadNode => victim_node(sandbox, dice).await?,
         Fault::LostQuorum => majority(sandbox).await?,
-        // Each PVC has the name of its member.
+        // The victim is the PVC of the leader, which has the name of the leader.
         Fault::SlowDisk => leader(&sandbox.await_members(SESSIONS, 3).await?)?,
         Fault::FullDisk => SESSIONS.to_owned(),
         Fault::FailingBackup => SCHEDULE.to_owned(),
@@ -108,7 +108,7 @@ async fn fill(fleet: &Fleet) -> Result<()> {
         for _ in 0..WRITES {
             number += 1;
             let key = format!("archive/{number}");
-            // Writes fail when the database has reached its quota, and during a defragmentation.
+            // A write fails when the database has reached its quota, or during a defragmentation.
             if keys.write(&key, vec![7; LARGE_VALUE]).await.is_err() {
                 break;
             }

@@ -170,8 +170,7 @@ impl Fleet {
         if kubectl::run(env, &get).await?.trim().is_empty() {
             return Ok(());
         }
-        // Only the operators remove the finalizers of these objects, so this deletion precedes the deletion of the
-        // operators.
+        // These objects are deleted before the operators, because only the operators remove their finalizers.
         let words = ["delete", KINDS, "--all", OBJECTS_TIMEOUT];
         if let Err(error) = self.sandbox.kubectl(&words).await {
             println!("some objects cannot be deleted now: {error:#}");
@@ -325,7 +324,7 @@ impl Fleet {
         let found = self.get(Kind::EtcdBackup, SCHEDULE).await?;
         objects += usize::from(!found.is_some_and(|object| is_ready(&object)));
         let mut alerts = self.prometheus()?.active_alerts().await?;
-        // `EtcdBackupOld` is also pending while a backup is due or runs normally.
+        // A pending `EtcdBackupOld` is not a problem, because it is also pending while a backup is due or runs.
         let is_due = |alert: &Value| {
             alert["state"] == "pending" && alert["labels"]["alertname"] == "EtcdBackupOld"
         };

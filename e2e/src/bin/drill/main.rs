@@ -84,7 +84,7 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = seed.unwrap_or(clock.as_secs() % 1_000_000);
     Record::new(seed, speedup).write(&fleet.record())?;
-    // An earlier drill can leave a node stopped or cordoned.
+    // All nodes are repaired first, because an earlier drill may have left a node stopped or cordoned.
     Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.create().await?;
     step("start Prometheus", serve::spawn(fleet)).await?;
@@ -108,7 +108,7 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
 }
 
 async fn fault(fleet: &Fleet) -> Result<()> {
-    // Stops here if Prometheus does not run, because then no alert could fire.
+    // No fault is made if Prometheus does not run, because then no alert could fire.
     fleet.prometheus()?;
     let file = fleet.record();
     let mut record = Record::read(&file)?;
@@ -124,8 +124,8 @@ async fn fault(fleet: &Fleet) -> Result<()> {
                 println!("All faults were made. Run `cargo xtask drill reveal`.");
                 return Ok(());
             };
-            // The user may have repaired the cluster without the failed node or the slow disk, so the next lines
-            // repair these.
+            // The stopped node and the slow disk of the last fault are repaired here, because the user may have
+            // repaired the cluster without them.
             record.slow = None;
             record.write(&file)?;
             Testbed::of(&fleet.sandbox)?.repair().await?;
@@ -223,8 +223,8 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     loop {
         let mut record = updated_record(fleet).await?;
         let problems = fleet.problems().await?;
-        // Right after the fault, the objects may still be reported as healthy. So health counts only after the first
-        // alert, or after the time limit of all alerts.
+        // After a fault, the objects may be reported as healthy until the operator notices the fault. Healthy objects
+        // therefore count only after the first alert, or after the time limit of all alerts.
         let limit = i64::try_from(ALERT_TIMEOUT.as_secs())? / i64::from(record.speedup.max(1));
         let Some(made) = record.made.last_mut() else {
             println!("No fault was made. To make a fault, run `cargo xtask drill fault`.");
@@ -297,7 +297,7 @@ fn reveal(record: &Record) {
 async fn stop(fleet: &Fleet) -> Result<()> {
     Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.delete().await?;
-    // The background process exits when its files are deleted.
+    // The background process exits when its folder is deleted.
     let folder = fleet.folder();
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     println!("The drill is stopped. To stop the testbed too, run `cargo xtask testbed down`.");

@@ -43,8 +43,8 @@ pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> 
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // `acceptPlaintext` is always set, because the operator switches TLS of a running cluster only with this
-        // option.
+        // TLS can be switched off, because `Tls(true)` has set `acceptPlaintext`. The operator switches TLS of a
+        // running cluster only with this option.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };

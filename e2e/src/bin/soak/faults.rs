@@ -63,8 +63,8 @@ pub(crate) async fn inject(
                     .chain(volume.and_then(|it| it.uid())),
             );
             story.tell(&format!("  fault: {fault}: {name}"));
-            // `--wait=false`: Kubernetes keeps a PersistentVolumeClaim (PVC) until its pod has stopped, and the pod is
-            // deleted next.
+            // kubectl does not wait for the deletion of the PVC, because Kubernetes keeps the PVC until its pod has
+            // stopped, and the pod is deleted next.
             for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
                 let words = [
                     "delete",
@@ -165,7 +165,7 @@ async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story)
     let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
     story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
     if let Err(error) = testbed.kill_containers(&running).await {
-        // Continues after an error, because the container may have stopped before the signal was sent.
+        // The error is only logged, because the container may have stopped before the signal was sent.
         story.tell(&format!("  a container was not killed: {error:#}"));
     }
 }

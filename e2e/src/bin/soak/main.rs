@@ -53,7 +53,7 @@ async fn main() -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
     let folder = arguments.output.join(seed.to_string());
-    // Files of an earlier run with this seed could be mistaken for results of this run.
+    // The files of an earlier run with this seed are deleted, because they could be mistaken for results of this run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let soak = Soak {
@@ -90,7 +90,7 @@ impl Soak {
             self.observe(&sandbox, testbed, &mut observed).await
         })
         .await;
-        // After an error, the history is also checked, because a violation may explain the error.
+        // The history is also checked if `outcome` is an error, because a violation may explain the error.
         let checked = self.check(&observed).await;
         sandbox.delete().await;
         let problems: Vec<String> = [outcome, checked]
@@ -146,7 +146,7 @@ impl Soak {
             }
             .with_context(|| format!("step {number}"));
         }
-        // After an error, the clients are also stopped and their history is collected, so that it can be checked.
+        // The clients are also stopped after an error, so that their history can be checked.
         let ended = clients_end(clients, watchers, &recorder, observed).await;
         broken.and(ended)
     }

@@ -109,7 +109,7 @@ async fn linearity_check_accepts_sequential_operations() {
 async fn linearity_check_accepts_concurrent_writes_in_either_order() {
     let writes = [put("a", (1, Some(9)), 11), put("b", (2, Some(8)), 10)];
     accepted(&[&writes[..], &[get("a", (10, 11), 11)]].concat()).await;
-    // The revisions show that `a` was written last, so a later read cannot return `b`.
+    // The revisions show that `a` was written last, so a later read must not return `b`.
     violated(&[&writes[..], &[get("b", (10, 11), 10)]].concat()).await;
 }
 
@@ -118,10 +118,10 @@ async fn linearity_check_accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The write of `b` has no response, so it can take effect between the two reads.
+    // The write of `b` has no response, so it may take effect between the two reads.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
-    // A read has returned `b`, so no later read may return `a`.
+    // The first read has returned `b`, so the second read must not return `a`.
     let reads = [get("b", (9, 10), 11), get("a", (11, 12), 10)];
     violated(&[&writes[..], &reads].concat()).await;
 }
@@ -183,7 +183,7 @@ async fn linearity_check_finds_duplicated_swap() {
         swap("a", "c", (4, Some(7)), 12),
     ])
     .await;
-    // The value `b` returns after the write of `c`, so the swap took effect twice.
+    // The second read returns `b` after the write of `c`, so the swap took effect twice.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(4)), 11),

@@ -54,7 +54,7 @@ pub(super) async fn move_leader(sandbox: &Sandbox, next: &str) -> Result<()> {
     let words = ["move-leader", "orders", "--to", next, "--yes"];
     until("the leadership moves", DEADLINE, async || {
         match plugin::run(sandbox, &words).await {
-            // An earlier attempt transferred the leadership, but its response was lost.
+            // An earlier attempt, whose response was lost, transferred the leadership.
             Err(error) if format!("{error:#}").contains("already the leader") => Ok(Poll::Done(())),
             outcome => outcome.map(|_| Poll::Done(())),
         }

@@ -159,8 +159,8 @@ async fn member_changes_resume_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // The pods have a resource request from the beginning. Kubernetes does not change the QoS class of a running
-        // pod, so a pod without a request could not be resized in place.
+        // The pods get a resource request now, so that they can be resized in place later: Kubernetes does not change
+        // the QoS class of a running pod, and a first request would change it.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;

@@ -140,7 +140,7 @@ fn newest_and_older_backups_are_copied_once() {
     assert_eq!(suffixes, [NEWEST, OLDER]);
     assert_eq!(job.backups[0].sha256.as_deref(), Some("ab"));
     assert_eq!(job.rules, CopyRules::KeepAll);
-    // The backup itself is not changed, and the main plan continues.
+    // The plan starts the copy in addition to `action`, which is `Nothing` here.
     assert_eq!(starting.action, Action::Nothing);
     let backup = after(backup, &starting, at(9));
     assert_eq!(condition(&backup), ("Unknown".into(), "Copying".into()));
@@ -200,7 +200,7 @@ fn invariant_10_attempt_is_counted_before_it_starts() {
         backup = after(backup, &starting, at(time));
         let record = record_in(&backup);
         assert_eq!(record.attempts, Some(attempt));
-        // A new process has no worker.
+        // After a restart, the new operator process has no worker, so it computes the pause from the status.
         let early = at(time + pause - 1);
         assert_eq!(
             needs(&backup, &CopyInputs::default(), early),
@@ -237,7 +237,7 @@ fn failed_copy_is_reported_and_leaves_backup_complete() {
         let record = record_in(&failed);
         assert_eq!(record.error, Some(denied().message));
         assert_eq!(record.location, None);
-        // The copy is retried without a new snapshot.
+        // The retry copies the stored backup again, and takes no new snapshot.
         let retry = planned(&failed, opened(), at(700));
         assert_eq!(job_of(&retry).backups[0].suffix, NEWEST);
         assert_ne!(retry.action, Action::StartTransfer);
@@ -245,7 +245,7 @@ fn failed_copy_is_reported_and_leaves_backup_complete() {
 }
 
 #[test]
-fn problem_after_newest_copy_is_retried() {
+fn copy_is_retried_if_only_newest_backup_was_copied() {
     let partial = Copied {
         problem: Some(denied()),
         ..copied()
@@ -292,7 +292,7 @@ fn retention_of_copy_needs_clocks_that_agree() {
 }
 
 #[test]
-fn removed_and_moved_copies_are_forgotten() {
+fn status_of_removed_or_moved_copy_is_discarded() {
     let backup = with(|_| ());
     let done = planned(&backup, worker(Work::Ended(Ok(copied()))), at(9));
     let backup = after(backup, &done, at(9));
@@ -311,7 +311,7 @@ fn removed_and_moved_copies_are_forgotten() {
 }
 
 #[test]
-fn rejected_spec_copies_nothing() {
+fn etcdbackup_with_rejected_spec_copies_nothing() {
     let backup = with(|object| object["spec"]["copyTo"][0]["gcs"]["path"] = json!("bucket"));
     assert_eq!(
         needs(&backup, &CopyInputs::default(), at(9)),
@@ -363,7 +363,7 @@ fn deletion_removes_copies_before_first_store() {
         needs(&backup, &CopyInputs::default(), at(1)),
         CopyNeed::Removal
     );
-    // A canceled copying worker may still write a manifest.
+    // A canceled worker may still write a manifest, so the removal waits until the worker has ended.
     let running = worker(Work::Running(Moved::default()));
     assert_eq!(needs(&backup, &running, at(1)), CopyNeed::Nothing);
     let waiting = planned(&backup, running, at(1));
@@ -393,7 +393,7 @@ fn deletion_removes_copies_before_first_store() {
 }
 
 #[test]
-fn deletion_without_observation_of_copies_waits() {
+fn deletion_waits_until_copies_are_observed() {
     let waiting = plan_all(&deleted(), &Snapshot::default(), at(1));
     assert_eq!(waiting.action, Action::Nothing);
 }
@@ -419,7 +419,7 @@ fn deletion_ignores_copies_that_cannot_exist() {
     }
     let early = planned(&deleted(), missing(Reason::SecretMissing), at(299));
     assert_eq!(early.action, Action::Nothing);
-    // The first store is read, whatever the state of the copies is.
+    // The first store is read in every state of the copies.
     let need = need_of(&deleted(), &snapshot(opened()), at(1));
     assert_eq!(need, crate::plan::Need::RemoveAll);
 }

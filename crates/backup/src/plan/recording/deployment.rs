@@ -45,14 +45,16 @@ pub(super) fn deployment(
 ) -> Deployment {
     let uid = backup.uid().unwrap_or_default();
     let own = BTreeMap::from([(LABEL_BACKUP.to_owned(), uid)]);
-    // NetworkPolicies of EtcdClusters allow connections from pods with these labels.
+    // The agent gets the labels of backup pods, because the NetworkPolicies of EtcdClusters allow connections from pods
+    // with these labels.
     let labels = BACKUP_POD_LABELS.map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut labels = BTreeMap::from(labels);
     labels.extend(own.clone());
     let spec = DeploymentSpec {
         replicas: Some(1),
         revision_history_limit: Some(1),
-        // Two agents at once would write every change twice.
+        // The strategy `Recreate` stops the old agent first, because two agents at the same time would write every
+        // change twice.
         strategy: Some(DeploymentStrategy {
             type_: Some("Recreate".to_owned()),
             rolling_update: None,
@@ -78,7 +80,7 @@ pub(super) fn deployment(
             namespace: backup.namespace(),
             labels: Some(labels),
             annotations: Some([(ANNOTATION_SPEC_HASH.to_owned(), hash)].into()),
-            // Kubernetes deletes the Deployment together with the EtcdBackup that owns it.
+            // The EtcdBackup owns the Deployment, so Kubernetes deletes both together.
             owner_references: backup.owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
@@ -92,10 +94,10 @@ fn pod(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> PodS
         mounted(backup, settings, target).into_iter().unzip();
     PodSpec {
         service_account_name: settings.service_account_name.clone(),
-        // The agent needs no right in Kubernetes, and cloud identities have their own tokens.
+        // The agent sends no requests to the API server. Cloud identities have tokens of their own.
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        // Before it ends, the agent stores all changes that it has received.
+        // During this period, the agent stores all changes that it has received, and then ends.
         termination_grace_period_seconds: Some(30),
         security_context: Some(pod_security()),
         containers: vec![container(backup, settings, target, mounts)],
@@ -138,7 +140,8 @@ fn container(
             }),
             ..Probe::default()
         }),
-        // The status of the EtcdBackup reports the last log line of an agent that has failed.
+        // If the agent fails, the message of the container is the end of its log, which the operator reports in the
+        // status of the EtcdBackup.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }

@@ -88,7 +88,7 @@ fn reason(plan: &RecordingPlan) -> Reason {
 
 #[test]
 fn invariant_10_missing_agent_is_recorded_and_then_created() {
-    // Invariant 10: the first reconcile only records the agent.
+    // The status of `new` is empty, so the plan only records the agent and does not create the Deployment yet.
     let new = with(|backup| backup["status"] = json!({}));
     let recorded = plan(&new, &inputs(&new, AgentState::Missing), at(0));
     assert_eq!(reason(&recorded), Reason::Pending);
@@ -101,7 +101,7 @@ fn invariant_10_missing_agent_is_recorded_and_then_created() {
     let next = plan(&backup, &inputs(&backup, running.clone()), at(0));
     assert_eq!(next.step, RecordingStep::Nothing);
     assert!(matches!(next.verdict, RecordingVerdict::Reported { .. }));
-    // A changed setting changes the Deployment.
+    // A changed setting in `spec.continuous` changes the Deployment.
     let changed = with(|backup| backup["spec"]["continuous"] = json!({ "flushInterval": "2s" }));
     let next = plan(&changed, &inputs(&changed, running), at(0));
     assert!(matches!(next.step, RecordingStep::Apply(_)));
@@ -110,7 +110,7 @@ fn invariant_10_missing_agent_is_recorded_and_then_created() {
 #[test]
 fn agent_is_read_only_when_its_check_is_due() {
     let backup = with(|_| {});
-    // Without the condition `Recording`, the interval is 5 s.
+    // The check of the agent is due every 5 s while the condition `Recording` is missing.
     assert_eq!(need(&backup, at(-1)), RecordingNeed::Nothing);
     assert_eq!(need(&backup, at(0)), RecordingNeed::AgentAndTarget);
     let waits = plan(&backup, &RecordingInputs::default(), at(-1));
@@ -132,7 +132,7 @@ fn agent_is_read_only_when_its_check_is_due() {
 }
 
 #[test]
-fn problem_without_report_is_reported() {
+fn problem_of_agent_pod_is_reported_if_agent_has_no_report() {
     let backup = with(|_| {});
     let deployment = applied(&plan(&backup, &inputs(&backup, AgentState::Missing), at(0))).clone();
     let mut problem = FoundAgent {
@@ -145,7 +145,7 @@ fn problem_without_report_is_reported() {
         reason(&plan(&backup, &inputs(&backup, state), at(0))),
         Reason::ImageNotFound
     );
-    // The agent runs, but its cluster cannot be read: the report counts.
+    // The agent has a report, so the plan uses the report although the EtcdCluster is missing.
     problem.report = Some(AgentReport::default());
     let missing = RecordingInputs {
         agent: AgentState::Found(Box::new(problem)),
@@ -170,7 +170,7 @@ fn problem_without_report_is_reported() {
 }
 
 #[test]
-fn removed_block_stops_the_agent_before_its_report_is_removed() {
+fn removal_of_continuous_block_stops_agent_before_report_is_removed() {
     let on = with(|_| {});
     let deployment = applied(&plan(&on, &inputs(&on, AgentState::Missing), at(0))).clone();
     let off = with(|backup| {
@@ -240,7 +240,8 @@ fn invariant_13_agent_ends_before_its_objects_are_removed() {
     }
     let next = plan_all(&backup, &snapshot(AgentState::Missing), at(0));
     assert_eq!(next.action, Action::RemoveAll);
-    // Kubernetes deletes the Deployment, and the stored objects stay.
+    // With `deletionPolicy: Retain`, the stored objects stay, and Kubernetes deletes the Deployment, so the agent is
+    // not observed.
     assert_eq!(need(&deleted("Retain"), at(0)), RecordingNeed::Nothing);
 }
 
@@ -339,7 +340,7 @@ fn one_agent_runs_at_a_time_with_the_settings_of_the_spec() {
     );
     assert_eq!((order.spool_bytes, order.uid.as_str()), (1_000, "uid"));
     assert_eq!(spec["volumes"][0]["emptyDir"]["sizeLimit"], "134218728");
-    // A volume of the EtcdBackup is mounted too.
+    // If the storage type is PVC, the agent also mounts the volume of the EtcdBackup.
     let on_volume = with(|backup| {
         let spec = backup["spec"].as_object_mut().unwrap();
         spec.remove("s3");

@@ -95,7 +95,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         );
     }
     assert_eq!(unfinished(&failed), None);
-    // The operator reads the store first, because a complete backup is a success.
+    // The operator reads the store before it reports the failure, because a complete backup in the store is a success.
     let found = known(Work::Idle, Destination::Complete(stored()));
     let found = plan(&backup, &found, at(30));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
@@ -105,7 +105,8 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while its last attempt runs, or after that attempt has failed with an error.
+    // The backup does not fail while its last attempt runs, or after that attempt has reported an error, because only
+    // interrupted attempts count for the limit.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");

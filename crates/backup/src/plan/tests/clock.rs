@@ -75,7 +75,7 @@ fn expiry_that_retains_backups_needs_no_clock_comparison() {
 
 /// Retention rules need a time on which both clocks agree.
 #[test]
-fn retention_time_requires_clocks_within_one_hour() {
+fn retention_has_no_agreed_time_if_clocks_differ_by_more_than_one_hour() {
     let backup = fresh();
     for (snapshot, time) in [
         (Snapshot::default(), None),

@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The time in the queue between two attempts is excluded too.
+    // The time that a retry has waited in the queue does not count for the deadline either.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -83,7 +83,7 @@ fn recorded_start_in_future_does_not_extend_deadline() {
         ..known(Work::Running(Moved::default()), Destination::NotRead)
     };
     let step = |since, now| plan(&backup, &of(since), at(now)).action;
-    // The time limit starts with this process, or with the later creation of the EtcdBackup.
+    // The time limit starts with this process, or with the creation of the EtcdBackup if that was later.
     assert_eq!(step(-ahead, 59 - ahead), Action::Nothing);
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
@@ -151,7 +151,8 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // The status reports the end of the attempt, so the pod is deleted already.
+    // The status already reports the end of the attempt. This is recorded only after the deletion of the pod, so no pod
+    // is left.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
     // A backup in a bucket has no pod.

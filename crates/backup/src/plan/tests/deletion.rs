@@ -8,7 +8,7 @@ use crate::snapshot::RemovalResult;
 #[test]
 fn finalizer_is_set_only_for_deletion_policy_delete() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
-    // The finalizer is added before the first backup.
+    // The finalizer is added before the first transfer starts.
     let fresh = with(delete);
     let snapshot = Snapshot::default();
     let free = known(Work::Idle, Destination::Free);
@@ -70,7 +70,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // If the namespace is being deleted, its Secrets are deleted too. After some time, the operator removes the
+    // If the namespace is being deleted, its Secrets are deleted too. After five minutes, the operator removes the
     // finalizer and keeps the stored backups.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
@@ -107,7 +107,7 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     );
     assert_eq!(removable_finalizers(&backup), all);
 
-    // Both finalizers are removed only after the stored backups.
+    // Both finalizers are removed only after the stored backups are removed.
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![old, FINALIZER_STORED.to_owned()]);
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::RemoveAll);

@@ -181,7 +181,8 @@ impl World {
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // The precondition of the status is the resourceVersion, so a stale status is not written.
+        // The operator writes the status with the observed resourceVersion, so the API server rejects the write if the
+        // object has changed.
         let conflict = observed.status != self.object.status;
         if fault != Fault::StatusRejected && !conflict {
             if observed.status.as_ref() != Some(&desired) {
@@ -546,7 +547,8 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no backup started after the faults");
-        // The newest backup may be stored before the rules have deleted an older backup.
+        // The retention rules keep two backups. A third backup exists if the newest backup is stored, but the rules
+        // were not applied yet.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();

@@ -89,7 +89,7 @@ fn next_run_is_due_after_interval() {
         );
         assert!(waiting.requeue.is_some());
     }
-    // If several runs were missed, only one backup starts.
+    // Although several runs were missed, only one backup starts.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
@@ -242,7 +242,7 @@ fn suspension_cancels_backup_and_resumption_repeats_it() {
 }
 
 #[test]
-fn invariant_9_retention_waits_for_reported_newer_backup() {
+fn invariant_9_retention_starts_only_after_status_reports_complete_backup() {
     let backup = periodic(|_| ());
     let idle = Snapshot::default();
     assert_ne!(need(&backup, &idle, at(0)), Need::RemoveSurplus);
@@ -299,7 +299,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup starts before the failed removal is repeated.
+    // The next backup, which is due, starts before the failed removal is repeated.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent
@@ -424,7 +424,8 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
 /// before it starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
-    // The backup started at second 0 and ended at second 5, so the next backup is due at second 7.
+    // The interval is two seconds. The backup started at second 0 and ended at second 5, so the next backup is already
+    // due at second 8.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -432,7 +433,7 @@ fn retention_runs_before_next_due_backup() {
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
     assert_eq!(first.action, Action::RemoveSurplus);
-    // The next backup starts one minute after the end of the previous backup at the latest.
+    // The next backup starts at second 65 at the latest, one minute after the end of the previous backup.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
     let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
@@ -499,7 +500,7 @@ fn recorded_start_in_future_does_not_stop_schedule() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // Later runs depend on the corrected clock.
+        // The run after the next backup depends only on the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

@@ -80,7 +80,8 @@ fn verification_starts_at_scheduled_time() {
     let hourly = backup(json!({ "schedule": "@hourly" }), verified);
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());
     assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
-    // A scheduled verification may read the same backup again, because its object may have been damaged since.
+    // A scheduled verification reads the same backup again, because the stored object may have been damaged since the
+    // last verification.
     let same = json!({ "lastVerified": { "location": NEWEST, "time": "2026-01-02T00:10:00Z" } });
     let hourly = backup(json!({ "schedule": "@hourly" }), same);
     assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
@@ -94,7 +95,8 @@ fn in_window(schedule: &str) -> Value {
 #[test]
 fn verification_starts_only_within_its_window() {
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());
-    // At 12:00, the first window is open, and the second window has just closed.
+    // At 12:00, the window of `open` (11:00 to 13:00) is open, and the window of `closed` (10:00 to 12:00) has just
+    // closed.
     let open = backup(in_window("0 11 * * *"), json!({}));
     assert_eq!(planned(&open, PodState::NotRead).verdict, begins);
     assert_eq!(need(&open, now()), VerificationNeed::Turn);
@@ -135,7 +137,7 @@ fn window_delays_repeated_and_scheduled_verifications() {
         matches!(waits.verdict, VerificationVerdict::Waiting(_)),
         "{waits:?}"
     );
-    // The verification is not due yet, so it does not wait for the window.
+    // With a weekly schedule, the verification is not due yet, so it does not wait for the window.
     settings["schedule"] = json!("@weekly");
     let waits = planned(&backup(settings, verified), PodState::NotRead);
     assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
@@ -288,7 +290,7 @@ fn failed_verification_is_repeated_with_growing_pauses() {
         let begins = VerificationVerdict::Starting(NEWEST.to_owned());
         assert_eq!(planned.verdict == begins, starts, "{failures} {at}");
     }
-    // The backup is newer than the failed backup, so its verification starts without a delay.
+    // The verification of an older backup has failed. The verification of the newest backup starts without a delay.
     let older = json!({ "verification": {
         "location": OLDER, "failures": 9, "lastFailureTime": "2026-01-02T11:59:59Z" } });
     let planned = planned(&backup(json!({}), older), PodState::NotRead);
@@ -337,7 +339,8 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         name::name("etcd/main", parts),
         "etcd/main_v7_2026-01-01-00:00:00"
     );
-    // Without verifications, and after a change of the path, no verified backup is named.
+    // `verified` returns no backup without `spec.verification`, or if the verified backup is at another path than in
+    // the spec.
     let mut off = backup(json!({}), verified);
     off.spec.verification = None;
     assert_eq!(super::verified(&off), None);

@@ -37,7 +37,7 @@ mod tests {
         for (now, expected) in [
             ("2026-01-02T21:59:59Z", "2026-01-02T22:00:00Z"),
             ("2026-01-02T22:00:00Z", "2026-01-02T22:00:00Z"),
-            // The window lasts beyond midnight.
+            // The window opens at 22:00 and closes at 04:00 of the next day.
             ("2026-01-03T03:59:59Z", "2026-01-03T03:59:59Z"),
             ("2026-01-03T04:00:00Z", "2026-01-03T22:00:00Z"),
         ] {
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn window_follows_its_time_zone() {
         let found = |now| opens("0 22 * * SAT", "Europe/Berlin", "2h", now);
-        // Saturday, January 3, 22:00 in Berlin.
+        // The window opens on Saturday, January 3, at 22:00 in Berlin.
         let start = "2026-01-03T21:00:00Z";
         assert_eq!(found("2026-01-02T12:00:00Z").as_deref(), Some(start));
         let inside = "2026-01-03T22:30:00Z";
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn window_is_always_open_if_longer_than_its_interval_or_not_set() {
+    fn window_as_long_as_its_interval_or_not_set_is_always_open() {
         let now = "2026-01-02T12:00:00Z";
         assert_eq!(opens("@daily", "Etc/UTC", "24h", now).as_deref(), Some(now));
         let now: Timestamp = now.parse().unwrap();

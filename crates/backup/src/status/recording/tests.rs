@@ -56,7 +56,7 @@ fn condition(status: &EtcdBackupStatus) -> Option<(&str, &str)> {
 }
 
 #[test]
-fn report_becomes_status_and_condition() {
+fn report_of_agent_is_written_to_status_and_condition() {
     let status = after_verdicts(&[report(10, Some(9), None)]);
     assert_eq!(condition(&status), Some(("True", "Recording")));
     let continuous = status.continuous.unwrap();
@@ -73,7 +73,7 @@ fn report_becomes_status_and_condition() {
 }
 
 #[test]
-fn long_lag_and_first_problem_are_reported() {
+fn long_lag_or_problem_without_known_lag_is_reported_as_delayed() {
     let late = after_verdicts(&[report(100, Some(39), Some("store full"))]);
     assert_eq!(condition(&late), Some(("False", "RecordingDelayed")));
     let first = after_verdicts(&[report(1, None, None)]);
@@ -90,7 +90,8 @@ fn lag_grows_without_a_report() {
     let status = after_verdicts(&verdicts);
     assert_eq!(condition(&status), Some(("False", "PodNotStarting")));
     assert_eq!(status.continuous.unwrap().lag_seconds, Some(60));
-    // The restarted agent does not know the time yet.
+    // In the second report, the restarted agent does not know the time yet, so the lag is computed from the first
+    // report.
     let verdicts = [report(0, Some(0), None), report(90, None, None)];
     let status = after_verdicts(&verdicts);
     assert_eq!(status.continuous.unwrap().lag_seconds, Some(90));
@@ -107,7 +108,7 @@ fn hibernated_cluster_has_no_lag() {
 }
 
 #[test]
-fn removed_block_removes_report_and_condition() {
+fn removal_of_continuous_block_removes_report_and_condition() {
     let verdicts = [report(0, Some(0), None), RecordingVerdict::Off];
     let status = after_verdicts(&verdicts);
     assert_eq!(condition(&status), None);

@@ -130,7 +130,7 @@ fn join_that_operator_would_reject_is_refused() {
 }
 
 #[test]
-fn join_resumes_only_for_cluster_joining_same_etcd() {
+fn join_resumes_only_if_cluster_already_joins_same_etcd() {
     let cluster = joining(json!({}));
     assert!(resumed(&cluster, &[]).unwrap().contains(URL));
     assert!(resumed(&cluster, &[URL.to_owned()]).is_ok());
@@ -147,7 +147,7 @@ fn join_resumes_only_for_cluster_joining_same_etcd() {
 }
 
 #[test]
-fn move_completes_after_old_members_are_removed() {
+fn move_is_complete_only_after_old_members_are_removed() {
     let with = |old: &[&str], ready: &str| {
         let own = ["new-aaaaaaaaaa", "new-bbbbbbbbbb"];
         let own = own.map(|name| json!({ "name": name, "role": "Voter", "healthy": true }));

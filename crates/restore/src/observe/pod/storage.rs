@@ -89,7 +89,8 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt changes the PVC, so the time limit starts with the creation of the PVC.
+    // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the PVC
+    // and not with its last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!(
             "a volume for the PersistentVolumeClaim ({class}) could not be provisioned or bound ({scheduler})"
@@ -260,10 +261,11 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // The name of the annotation before Kubernetes 1.23.
+        // Before Kubernetes 1.23, this annotation had another name.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
-        // The scheduler has selected a node, and waits for the volume without a message.
+        // The scheduler has selected a node, and the provisioner creates the volume. Meanwhile, the status of the pod
+        // contains no message of the scheduler.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
         // The scheduler has not processed the pod yet.
@@ -283,7 +285,8 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Each failed attempt changes the PVC, so the time limit starts with its creation.
+        // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the
+        // PVC and not with its last change.
         let failed = pod(
             "False",
             &format!(
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn other_scheduling_problems_are_not_missing_storage() {
+    fn other_scheduling_problems_are_not_reported_as_missing_storage() {
         let waits = pvc(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pvc_or_scheduled_pod_is_not_missing_storage() {
+    fn bound_pvc_or_scheduled_pod_is_not_reported_as_missing_storage() {
         let waits = pvc(Some("nowhere"), &json!({}));
         assert_eq!(reported(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {

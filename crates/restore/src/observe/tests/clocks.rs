@@ -24,7 +24,7 @@ fn server(at: Option<Timestamp>) -> Client {
 
 /// Invariant 1: a wrong report of missing storage would abandon a restore in place.
 #[tokio::test]
-async fn missing_storage_requires_clock_of_api_server() {
+async fn missing_storage_is_reported_only_with_time_of_api_server() {
     let now = Timestamp::now();
     let created = now - SignedDuration::from_mins(5);
     let pvc = json!({

@@ -132,7 +132,7 @@ async fn copy_is_used_if_first_store_lost_backup_or_is_unreachable() {
     let unreachable = etcd_backup(&server, "http://127.0.0.1:1", Some(SHA));
     let observation = observed(&restore_by_name(), unreachable).await;
     assert_eq!(used(observation), offsite);
-    // The backup in the first store was replaced.
+    // Another writer has replaced the backup in the first store.
     put(&server, "first", Some("bbbb")).await;
     let observation = observed(&restore_by_name(), lost).await;
     let chosen = observation.objects.backup.as_ref().unwrap();
@@ -145,9 +145,9 @@ async fn copy_is_used_if_first_store_lost_backup_or_is_unreachable() {
 async fn invariant_34_copy_must_have_sha256_of_status() {
     for (recorded, stored) in [
         (Some(SHA), Some("bbbb")),
-        // Without a manifest, the copy is incomplete.
+        // A copy without a manifest is incomplete.
         (Some(SHA), None),
-        // Without a recorded SHA-256, nothing identifies the backup.
+        // If the status records no SHA-256, a copy cannot be identified.
         (None, Some(SHA)),
     ] {
         let server = servers();

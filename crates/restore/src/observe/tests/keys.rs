@@ -41,7 +41,7 @@ fn with_keys(secret: Option<&str>) -> EtcdRestore {
 }
 
 #[tokio::test]
-async fn restore_uses_own_keys_or_those_of_etcdbackup() {
+async fn restore_uses_keys_of_its_spec_or_of_etcdbackup() {
     for (own, of_backup, expected) in [
         (None, None, None),
         (None, Some("theirs"), Some("theirs")),
@@ -55,7 +55,7 @@ async fn restore_uses_own_keys_or_those_of_etcdbackup() {
 }
 
 #[tokio::test]
-async fn missing_secret_with_keys_is_reported_before_anything_is_created() {
+async fn missing_encryption_secret_is_reported_before_objects_are_created() {
     let mut restore = with_keys(None);
     let seed = naming::seed(&restore);
     restore.status.get_or_insert_default().seed = Some(seed);
@@ -89,7 +89,7 @@ async fn invariant_34_restore_by_name_takes_sha256_and_key_from_status() {
     for (before, own, sha256, secret, key) in [
         (None, None, "bb", Some("theirs"), key()),
         (None, Some("ours"), "bb", Some("ours"), key()),
-        // The spec of the EtcdBackup requires encryption, but this backup is older than the requirement.
+        // The EtcdBackup requires encryption now, but did not when it made this backup, so no Secret is used.
         (Some("2026-01-01T12:00:00Z"), None, "aa", None, None),
     ] {
         let mut restore = with_keys(own);
@@ -104,7 +104,7 @@ async fn invariant_34_restore_by_name_takes_sha256_and_key_from_status() {
 }
 
 #[tokio::test]
-async fn encrypted_backup_is_reported_after_encryption_was_removed() {
+async fn encrypted_backup_is_reported_if_no_spec_contains_encryption() {
     let backup = || with_status(None, status_across_change());
     let observation = observed(&with_keys(None), backup()).await;
     let trouble = observation.objects.backup.unwrap_err();

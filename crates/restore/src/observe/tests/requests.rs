@@ -87,7 +87,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     let (requests, observation) = observed(&restore(), SHA).await;
     let serves = matches!(observation.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", observation.snapshot);
-    // The requests for the member list, the status and the hash.
+    // The operator sends three requests: for the member list, for the status and for the hash.
     assert_eq!(requests, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =

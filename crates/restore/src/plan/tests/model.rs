@@ -332,8 +332,8 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // The next cluster may get another backup, because a user may change the spec. Forget the backups of
-                // the seeds.
+                // After the deletion, the next cluster may get another backup, because a user may change the spec.
+                // Therefore the backups of the earlier seeds are forgotten.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -366,7 +366,8 @@ impl World {
                     } else {
                         cluster.is_old_complete()
                     };
-                    // The cluster operator deletes objects that belong to no member.
+                    // The cluster operator deletes objects that belong to no member, which are here the Service and the
+                    // volume of the seed.
                     if !cluster.lock && !cluster.has_cut_over() && self.in_place {
                         (cluster.service, cluster.volume) = (None, None);
                     }
@@ -384,8 +385,8 @@ impl World {
                 }
             }
             Step::ClientWrites => {
-                // The client Service has endpoints after the cluster ID is recorded. Services of users may select all
-                // pods with the labels of the cluster.
+                // Clients can write to the pod after the cutover if it serves and has the labels of the cluster
+                // (`joined`), because Services select the pod by these labels.
                 if let Some(cluster) = self
                     .cluster
                     .as_mut()
@@ -441,7 +442,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // All time limits for reported problems have passed at this time.
+        // At this time, the time limits of all reported problems have passed.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);

@@ -140,7 +140,7 @@ fn restore_creates_cluster_only_if_backup_was_found() {
 
 /// Invariant 1: a cluster that cannot be read is not assumed to be missing.
 #[test]
-fn restore_waits_while_cluster_is_unknown() {
+fn restore_waits_while_cluster_cannot_be_read() {
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.cluster = Cluster::Unknown("timeout".into());
     check(&intended(), &snapshot, &Action::Nothing);
@@ -189,7 +189,8 @@ fn rejected_restore_does_not_start_after_cluster_deletion() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // After a change of the spec, the restore starts with the backup in the changed spec.
+    // After a change of the spec, the rejection no longer applies, and the restore starts with the backup in the
+    // changed spec.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let other = chosen(&restore, 2);
     snapshot.found = Some(other.clone());
@@ -216,7 +217,7 @@ fn restore_records_backup_before_using_it() {
 
 /// A user deletes the recorded backup from the status while the restore holds the lock.
 #[test]
-fn restore_records_backup_again_after_user_removes_record() {
+fn restore_records_backup_again_after_user_deletes_it_from_status() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -238,7 +239,8 @@ fn restore_prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // Defect 7 of coreos/etcd-operator: its seeds never used the volumes of the cluster.
+    // With volumes, the PersistentVolumeClaim is created before the pod. Seeds of coreos/etcd-operator never used the
+    // volumes of the cluster (defect 7).
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -256,7 +258,7 @@ fn restore_waits_for_deletion_of_objects_with_seed_name() {
 
 /// Invariant 9: an answer at the seed's address is ignored until the pod has reported a verified backup.
 #[test]
-fn seed_is_recorded_only_after_data_is_verified() {
+fn cluster_id_of_seed_is_recorded_only_after_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
@@ -281,7 +283,7 @@ fn seed_is_recorded_only_after_data_is_verified() {
 }
 
 #[test]
-fn seed_with_lower_revision_is_not_handed_over() {
+fn cluster_id_of_seed_with_lower_revision_is_not_recorded() {
     let plan = check(
         &intended(),
         &locked_with(restored_pod(), serves(99)),
@@ -309,7 +311,7 @@ fn restore_reports_unreadable_snapshot() {
 fn restore_records_new_cluster_before_releasing_lock() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // The finalizer delays a deletion of the EtcdRestore until the handover is complete.
+    // The finalizer is set before the cutover, so that a deletion of the EtcdRestore waits for the handover.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -383,7 +385,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The object of the deleted pod may remain until the kubelet confirms the deletion.
+            // The object of the deleted pod may exist until the kubelet confirms the deletion.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -501,7 +503,7 @@ fn invalid_restore_is_rejected_without_observation() {
 
 /// Invariant 9: the hash of the keys is compared before the cluster ID is recorded.
 #[test]
-fn seed_with_different_key_hash_is_not_recorded() {
+fn cluster_id_of_seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {
         expected: 1,
         found: 2,
@@ -516,7 +518,7 @@ fn seed_with_different_key_hash_is_not_recorded() {
 }
 
 #[test]
-fn seed_waits_for_valid_cluster_spec() {
+fn seed_is_not_created_while_cluster_spec_is_invalid() {
     let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..locked()

@@ -103,7 +103,7 @@ async fn operator(scope: Scope, events: &Bodies, registry: &mut Registry) -> Ope
 /// Invariant 15: a namespace that the operator may not watch does not delay other namespaces. Invariant 1: the cache is
 /// complete only after every namespace was listed.
 #[tokio::test]
-async fn invariant_15_denied_namespace_does_not_block_others() {
+async fn invariant_15_denied_namespace_does_not_block_other_namespaces() {
     let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());
     let operator = operator(list, &Bodies::default(), &mut Registry::default()).await;
     let (sender, mut seen) = mpsc::unbounded_channel();
@@ -141,7 +141,7 @@ async fn invariant_15_one_readable_namespace_is_enough_to_start() {
 
 /// Invariant 15: a panic affects only the object that caused it.
 #[tokio::test]
-async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
+async fn invariant_15_panic_of_one_reconcile_does_not_stop_other_reconciles() {
     let events = Bodies::default();
     let mut registry = Registry::default();
     let operator = operator(Scope::namespace("ns"), &events, &mut registry).await;
@@ -149,7 +149,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let controllers = Controllers::new(&operator);
     let run = drive(&operator, controllers, Arc::new(Panics(sender)));
 
-    // `bad` is retried after a back-off of one second. Meanwhile, `good` is reconciled several times.
+    // `bad` is retried after a back-off of one second. Meanwhile, `good` must be reconciled several times.
     let checks = async {
         let (mut good, mut bad) = (0, 0);
         while good < 3 || bad < 2 {

@@ -121,7 +121,7 @@ fn plugin_manifest_follows_krew_schema() {
     assert_eq!(spec["version"], format!("v{}", release.version));
     assert_eq!(spec["homepage"], "https://git.example.com/etcd-operator");
     let short = spec["shortDescription"].as_str().unwrap();
-    // Krew truncates longer texts in its list of plugins.
+    // Krew truncates descriptions of more than 50 characters in its list of plugins.
     assert!(
         !short.is_empty() && short.len() <= 50 && !short.contains('\n'),
         "{short}"
@@ -163,7 +163,7 @@ fn plugin_archive_is_reproducible_and_has_license() {
 }
 
 #[test]
-fn only_archives_of_same_release_and_other_architecture_are_added() {
+fn plugin_archive_is_added_only_for_same_release_and_other_architecture() {
     let release = published();
     let files = Files::new();
     for name in [

@@ -120,7 +120,7 @@ fn schema_describes_every_chart_value() {
         silent.is_empty(),
         "chart values without a description: {silent:#?}"
     );
-    // This also checks the schema, because `leaves` panics for a value that the schema does not define.
+    // `leaves` panics for a value that the schema does not define.
     assert!(leaves(&schema, &values).len() > 100);
 }
 
@@ -197,7 +197,7 @@ fn chart_readme_has_every_value() {
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
-    // The table is at the end of the README.
+    // The table of values is at the end of the README, so everything after its heading is replaced.
     let expected = format!("{head}{TABLE}\n{rows}");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &expected).unwrap();
@@ -266,7 +266,7 @@ fn deprecated_chart_values_are_mapped_and_documented() {
 }
 
 #[test]
-fn alerts_have_switches_runbooks_and_documentation() {
+fn each_alert_has_switch_runbook_and_documentation() {
     let alerts = yaml(chart("alerts.yaml"));
     let groups = alerts.as_mapping().unwrap().values();
     let rules: Vec<&Value> = groups.flat_map(|it| it.as_sequence().unwrap()).collect();

@@ -134,7 +134,7 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     let Some((path, value)) = setting.split_once('=') else {
         return vec![format!("{setting} has no value")];
     };
-    // Lists have braces in an argument of Helm, and brackets in YAML.
+    // In an argument of Helm, a list has braces. In YAML, it has brackets.
     let list = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     let yaml = list.map_or_else(|| value.to_owned(), |list| format!("[{list}]"));
     let parsed = serde_yaml_ng::from_str(&yaml).ok().filter(|_| !is_text);
@@ -399,7 +399,8 @@ fn chart_values_named_in_documents_exist() {
 /// names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
-    // `kubectl get` prints an object as `etcdcluster.etcd.database.coreos.com/NAME`.
+    // A match after a dot is no name of the API: `kubectl get` prints an object as
+    // `etcdcluster.etcd.database.coreos.com/NAME`.
     let prefixes = text.match_indices(PREFIX);
     let prefixes = prefixes.filter(|(at, _)| !text[..*at].ends_with('.'));
     let found = prefixes.map(|(at, prefix)| {

@@ -135,7 +135,7 @@ fn update_replaces_test_names_by_files_in_conformance_page() {
 }
 
 #[test]
-fn done_lines_in_conformance_have_tests() {
+fn conformance_lines_with_state_done_name_test_files() {
     let is_unproven =
         |line: &&Line| line.state == "done" && line.invariant().is_none() && line.files.is_empty();
     let lines = listed();

@@ -89,7 +89,7 @@ fn used_variables(expression: &str) -> BTreeSet<&str> {
 fn filled(expression: &str) -> String {
     let ranged = expression.replace(&format!("${RATE_INTERVAL}"), "5m");
     let names = used_variables(&ranged);
-    // The longest name is first, because a name can begin with another name.
+    // Longer names are replaced first, because a name can begin with another name.
     let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     let fill = |text: String, name: &String| text.replace(&format!("${name}"), "x");
@@ -195,7 +195,8 @@ fn prometheus_accepts_example_configuration() {
     let example: Value = serde_yaml_ng::from_str(&fs::read_to_string(example).unwrap()).unwrap();
     let configuration = example["data"]["prometheus.yml"].as_str().unwrap();
     let mut configuration: Value = serde_yaml_ng::from_str(configuration).unwrap();
-    // Debian builds Prometheus without the discovery of Kubernetes, and its promtool rejects the key.
+    // The key is removed, because the promtool of Debian rejects it: Debian builds Prometheus without the discovery
+    // of Kubernetes.
     for job in configuration["scrape_configs"].as_sequence_mut().unwrap() {
         let job = job.as_mapping_mut().unwrap();
         assert!(job.remove("kubernetes_sd_configs").is_some(), "{job:?}");

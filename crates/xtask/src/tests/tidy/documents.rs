@@ -106,8 +106,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // Code blocks are removed first, because they contain no names in backticks, and the backticks of their fences
-        // would look like inline code.
+        // Code blocks are removed first, because the backticks of their fences would look like inline code, and they
+        // contain no names in backticks.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
@@ -134,7 +134,7 @@ fn rules_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // In the templates of the chart, `WORD` stands for an operator: `cluster`, `backup` or `restore`.
+    // In the chart's alert templates, `WORD` stands for an operator: `cluster`, `backup` or `restore`.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
@@ -298,7 +298,7 @@ fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn invariants_anchors_and_links_are_parsed() {
+fn document_parsers_find_invariants_anchors_links_and_sources() {
     assert!(invariants() >= 21, "{}", invariants());
     let found = anchors("# A `word`, and another\n## The restore operator\n");
     let expected = ["a-word-and-another", "the-restore-operator"];

@@ -73,14 +73,14 @@ fn argo_cd_health_check_follows_ready_condition() {
     let stalled = condition("Stalled", "True", "InvalidSpec", "correct spec.version");
     let cases = [
         (json!({}), 1, "Progressing", unread),
-        // The status of a new object.
+        // A new object has the observed generation -1.
         (
             json!({ "observedGeneration": -1 }),
             1,
             "Progressing",
             unread,
         ),
-        // The status belongs to the previous spec.
+        // The status belongs to the previous generation of the spec.
         (
             json!({ "observedGeneration": 1, "conditions": [condition("Ready", "True", "Ready", "m")] }),
             2,

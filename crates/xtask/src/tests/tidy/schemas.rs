@@ -84,7 +84,7 @@ impl Schema {
 
     fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
         let node = self.resolved(node);
-        // `null` is valid for every field, because it removes the default of a field in a manifest.
+        // `null` is valid for every field, because in a manifest it removes the default of the field.
         if value.is_null() || is_open(node) {
             return;
         }

@@ -207,7 +207,7 @@ fn answer(
     if is_learner && method != "Maintenance/Status" {
         return Ok(Answer::Refused(Refusal::NotForLearner));
     }
-    // A member answers these calls alone. All other calls need a quorum.
+    // A member answers these calls without a quorum. All other calls need one.
     let local = [
         "Maintenance/Status",
         "Maintenance/HashKV",
@@ -234,7 +234,7 @@ fn answer(
             Ok(hash.encode_to_vec())
         }
         "Maintenance/Defragment" | "KV/Range" => Ok(empty(cluster, own)),
-        // In etcd, disarming an alarm adds an entry to the Raft log.
+        // etcd adds an entry to the Raft log when an alarm is disarmed.
         "Maintenance/Alarm" => {
             cluster.index += 1;
             Ok(empty(cluster, own))

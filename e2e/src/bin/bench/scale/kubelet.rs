@@ -123,7 +123,7 @@ impl Kubelet {
                 }
                 Ok(Event::Apply(pod)) => self.apply(&pod),
                 Ok(Event::Delete(pod)) => self.forget(&pod.uid().unwrap_or_default()),
-                // `watcher` retries after an error.
+                // An error is ignored, because `watcher` retries after it.
                 Err(_) => {}
             }
         }
@@ -274,7 +274,7 @@ impl Kubelet {
                 sent.map(drop)
             }
         };
-        // 404 and 409: the pod was deleted, or a new pod has its name. Such a pod needs no report.
+        // After status 404 or 409, the report is not retried: the pod was deleted, or a new pod has its name.
         let is_final = match &sent {
             Ok(()) => true,
             Err(kube::Error::Api(status)) => [404, 409].contains(&status.code),
@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_of_etcd_is_read_from_arguments_of_pod() {
+    fn start_parameters_of_etcd_are_read_from_pod_arguments() {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "db-a", "uid": "uid"},
             "spec": {"containers": [{"name": "etcd", "image": "quay.io/coreos/etcd:v3.6.15", "args": [

@@ -91,7 +91,8 @@ impl Load {
 
     /// Creates the namespaces, and waits for their ServiceAccounts, which pods need.
     pub(super) async fn prepare(&self) -> Result<()> {
-        // One namespace more than `clusters` needs, for the clusters of `create_another`.
+        // The last of these namespaces is for the clusters of `create_another`. `clusters` needs only the namespaces
+        // before it.
         let count = self.clusters / CLUSTERS_PER_NAMESPACE + 2;
         let names = (0..count).map(|index| self.namespace(index * CLUSTERS_PER_NAMESPACE));
         stream::iter(names.map(|name| namespace(&self.client, name)))
@@ -285,7 +286,7 @@ fn stripped(mut object: Value) -> Value {
         metadata.retain(|key, _| ["name", "namespace", "labels", "annotations"].contains(&&**key));
     }
     if let Some(spec) = object["spec"].as_object_mut() {
-        // The creator of a headless Service sets its address to "None", so this value stays.
+        // A headless Service has the address "None", which its creator sets, so this value stays.
         let is_set = |value: &Value| value == "None" || *value == json!(["None"]);
         spec.retain(|key, value| match key.as_str() {
             "nodeName" => false,
@@ -344,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn template_has_no_values_of_control_plane() {
+    fn object_template_has_no_fields_that_control_plane_sets() {
         let object = json!({
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {"x": "y"},
                          "ownerReferences": []},

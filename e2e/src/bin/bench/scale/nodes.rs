@@ -96,7 +96,8 @@ pub(super) async fn renew(client: Client, count: usize) {
             .map(async |name| {
                 let patch = json!({"spec": {"renewTime": micro_now()}});
                 let patch = Patch::Merge(patch);
-                // A failed renewal needs no retry: the next renewal follows before Kubernetes considers the node lost.
+                // A failed renewal is not retried, because the next renewal follows before Kubernetes considers the
+                // node lost.
                 let _ = leases.patch(&name, &PatchParams::default(), &patch).await;
             })
             .buffer_unordered(CONCURRENCY)

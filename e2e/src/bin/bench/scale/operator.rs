@@ -159,7 +159,7 @@ impl Operator {
 
 /// The CPU time in seconds, from the text of `/proc/PID/stat`. The unit of the file is 1/100 s (`USER_HZ`).
 fn cpu_seconds(stat: &str) -> Result<f64> {
-    // The field before the last `)` is the program name, which may contain spaces.
+    // The line is split after the last `)`, because the program name before it may contain spaces.
     let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat")?;
     let mut ticks = fields.split(' ').skip(11).take(2).map(str::parse::<f64>);
     let (user, system) = ticks.next().zip(ticks.next()).context("/proc/PID/stat")?;
@@ -213,7 +213,7 @@ impl Sampler {
         let shared = Arc::clone(&highest);
         let task = tokio::spawn(async move {
             loop {
-                // Requests fail while the operator starts or stops. These samples are skipped.
+                // If the request fails, the sample is skipped, because the operator is starting or stopping.
                 if let Ok(page) = page(port).await {
                     let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
                     let depth = page.sum("etcd_operator_queue_depth", "");

@@ -31,7 +31,7 @@ pub(super) struct Measured {
 /// The exponent with which a value grows with the number of clusters: 0 if constant, 1 if proportional, 2 if
 /// quadratic. `None` if a value is not positive.
 pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
-    #[allow(clippy::cast_precision_loss)] // A float represents numbers below 2^52 exactly.
+    #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
     let clusters = (to.0 as f64 / from.0 as f64).ln();
     let values = (to.1 / from.1).ln();
     (from.1 > 0.0 && to.1 > 0.0 && clusters > 0.0).then(|| values / clusters)
@@ -86,7 +86,8 @@ fn value(measured: &Measured, row: &str) -> Option<f64> {
     let part = |word: &str, of: Part| {
         let key = row.strip_prefix(word)?.strip_prefix(": ")?;
         Some(match key {
-            // `sum()` of an empty iterator of floats returns -0, which would be printed as "-0".
+            // `fold` starts at 0, because `sum()` of an empty iterator of floats returns -0, which would be printed
+            // as "-0".
             "all" => of(measured).values().fold(0.0, |sum, value| sum + value),
             key => of(measured).get(key).copied().unwrap_or_default(),
         })
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_exponent_of_number_of_clusters() {
+    fn growth_exponent_is_zero_if_constant_and_one_if_proportional() {
         for (values, expected) in [((2.0, 2.0), 0.0), ((2.0, 20.0), 1.0), ((2.0, 200.0), 2.0)] {
             let found = growth((10, values.0), (100, values.1)).unwrap();
             assert!((found - expected).abs() < 1e-9, "{found}");

@@ -93,7 +93,7 @@ fn increase(before: &BTreeMap<String, f64>, after: BTreeMap<String, f64>) -> BTr
     after.into_iter().filter_map(change).collect()
 }
 
-#[allow(clippy::cast_precision_loss)] // A float represents numbers below 2^52 exactly, and counters are smaller.
+#[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly, and counters are smaller.
 fn as_floats(calls: &BTreeMap<String, u64>) -> BTreeMap<String, f64> {
     let calls = calls.iter();
     calls

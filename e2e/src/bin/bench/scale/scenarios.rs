@@ -128,7 +128,7 @@ impl Run<'_> {
         let mut all = Vec::new();
         for nth in 0..changes {
             let (value, begun) = (next_value(), Instant::now());
-            // The step of 7919, a prime number, spreads the changes over all clusters.
+            // The changes are spread over all clusters, because the factor 7919 is a prime number.
             load.change(nth * 7919 % load.clusters, &value).await?;
             let effect = self.effect(&value).await?;
             all.push(effect.duration_since(begun).as_secs_f64());
@@ -209,7 +209,7 @@ impl Run<'_> {
         testbed(&self.subject.xtask, &["daemon", "stop", "kube-apiserver"]).await?;
         testbed(&self.subject.xtask, &["daemon", "start", "kube-apiserver"]).await?;
         let (outage, serves) = (seconds("seconds of the outage", begun), Instant::now());
-        // The operator exits if it cannot renew its Lease in time. This code then starts it again, as the kubelet
+        // The operator exits if it cannot renew its Lease in time. The benchmark then starts it again, as a kubelet
         // would.
         let ended = operator.has_ended()?;
         if ended {
@@ -252,8 +252,8 @@ impl Run<'_> {
         let figures = vec![seconds("seconds until all pods wait", begun)];
         self.record("unschedulable, created", before, operator, figures)
             .await?;
-        // Unschedulable clusters may be reconciled again and again, so the queue may never be empty. A fixed pause is
-        // used.
+        // A fixed pause replaces the wait for an empty queue, because the operator may reconcile unschedulable
+        // clusters again and again.
         sleep(SETTLE).await;
         self.at_rest("unschedulable, at rest", operator).await?;
         println!("unschedulable: {ANOTHER} more clusters, one after another");

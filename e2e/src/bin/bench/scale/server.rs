@@ -38,7 +38,7 @@ pub(super) async fn serve_health(listener: TcpListener, fleet: Arc<Fleet>) {
         let fleet = Arc::clone(&fleet);
         tokio::spawn(async move {
             let answered = answer_health(&mut stream, address, &fleet);
-            // A failed answer is ignored, because the client has its own deadline.
+            // An error is ignored, because the client has its own deadline.
             let _ = timeout(REQUEST_TIMEOUT, answered).await;
         });
     }
@@ -85,13 +85,13 @@ async fn serve_client(stream: TcpStream, address: IpAddr, fleet: Arc<Fleet>) {
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
         if !fleet.runs(address) {
-            // The member has stopped: close its connections, as a real etcd does.
+            // The member has stopped, so its connections are closed, as a real etcd does.
             return;
         }
         let fleet = Arc::clone(&fleet);
         tokio::spawn(async move {
             let path = request.uri().path().to_owned();
-            // The call fails only if the client has ended it.
+            // An error is ignored, because it means that the client has ended the call.
             let _ = answer_call(request.into_body(), respond, (address, &path), &fleet).await;
         });
     }

@@ -38,7 +38,7 @@ impl World {
         self.is_delayed = false;
         let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // Without a finalizer, the process removes the lock at once.
+            // If the EtcdRestore has no finalizer, the process removes the lock at once after it has set the lock.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
             // Kubernetes deletes an EtcdCluster whose owner does not exist.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
@@ -54,13 +54,15 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // Before a deletion, the process reads the EtcdRestore and the EtcdCluster again.
+        // The process reads the EtcdRestore and the EtcdCluster again before some actions. `recorded` and
+        // `is_where_it_was` are its checks of both objects.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // Kubernetes deletes an object whose owner reference has another UID.
+            // These objects have the UID of the EtcdCluster in an owner reference. If the UID is outdated, Kubernetes
+            // deletes the objects.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {

@@ -151,8 +151,8 @@ impl World {
                 cluster.bootstrap = true;
             }
             Action::ReleaseLock => {
-                // Invariant 10: before the lock is removed, the status contains everything that the cluster operator
-                // needs.
+                // Invariant 10: the status of the EtcdCluster contains everything that the cluster operator needs
+                // before the lock is removed.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "the lock is released without a record of the new cluster"

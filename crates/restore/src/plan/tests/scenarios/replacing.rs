@@ -184,7 +184,8 @@ fn cluster_locked_by_another_restore_is_rejected() {
     // The rejected spec already contains `overwrite: true`, so the message says when a new EtcdRestore can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // The rejected restore has handed its cluster over before, so the message must not claim that nothing was changed.
+    // The restore was rejected after it had handed its cluster over, so the message must not claim that nothing was
+    // changed.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -315,7 +316,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
 
 /// Invariant 1: a seed that cannot be read is not assumed to be missing.
 #[test]
-fn restore_lock_is_kept_while_seed_is_unknown() {
+fn restore_lock_is_kept_while_seed_cannot_be_read() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
@@ -363,7 +364,7 @@ fn seed_joins_after_old_members_have_stopped() {
 
 /// Invariant 1: old members that cannot be read may be running.
 #[test]
-fn seed_does_not_join_while_old_members_are_unknown() {
+fn seed_does_not_join_while_old_members_cannot_be_read() {
     let mut snapshot = cut_over(&[], restored_pod());
     for old_members in [OldMembers::NotRead, OldMembers::Unknown("timeout".into())] {
         snapshot.old_members = old_members;
@@ -383,7 +384,7 @@ fn restore_recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have written to the seed. Its pod is created again only on its
+    // After the old members have stopped, clients may have written to the seed, so its pod is created again only on its
     // volume.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
@@ -533,7 +534,8 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member, and only the cluster operator replaces its pod.
+    // After the old members have stopped, the cluster operator replaces a pod that has joined. The restore replaces
+    // only a pod that has not joined, on its volume.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {
@@ -551,7 +553,7 @@ fn joined_seed_is_not_restored_again() {
 }
 
 #[test]
-fn deleted_restore_is_undone_only_before_cutover() {
+fn seed_of_deleted_restore_is_discarded_only_before_cutover() {
     let before = preparing(restored_pod(), serves(100));
     check(&deleted(recorded()), &before, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &before, &Action::DiscardSeed);

@@ -84,7 +84,7 @@ fn lost_member_is_removed_and_learner_takes_its_place() {
 }
 
 #[test]
-fn new_member_waits_until_voters_are_connected() {
+fn new_member_is_refused_until_voters_are_connected_long_enough() {
     let (mut cluster, [a, b, _], now) = formed();
     cluster.stop(b);
     cluster.start(&start(&["a", "b", "c"], "b"), now);

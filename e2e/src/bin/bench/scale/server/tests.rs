@@ -81,8 +81,8 @@ async fn etcd_client_reads_simulated_cluster_and_removes_member() {
         client.hash(&urls[1], status.revision).await.unwrap(),
     ];
     assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
-    // Member c stops, and the client removes it from the list. The simulator then refuses a new member, because the
-    // other members have not been connected for five seconds.
+    // Member c stops, and the client removes it from the member list. The simulator then refuses a new member,
+    // because the remaining members must first have been connected for five seconds.
     simulator.stop(4);
     let gone = client.status(&urls[2]).await.unwrap_err();
     assert!(matches!(gone, Error::Unreachable(_)), "{gone}");
@@ -108,7 +108,7 @@ async fn etcd_client_promotes_learner_and_moves_leader_of_simulated_cluster() {
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     assert!(client.status(&learner).await.unwrap().is_learner);
     client.promote_member(&urls, added.id).await.unwrap();
-    // The member is already a voter, so this promotion changes nothing and succeeds.
+    // The second promotion changes nothing and succeeds, because the member is already a voter.
     client.promote_member(&urls, added.id).await.unwrap();
     client.move_leader(&urls[0], added.id).await.unwrap();
     let leader = client.status(&urls[0]).await.unwrap().leader;

@@ -133,7 +133,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // Any other problem abandons the restore at once.
+    // A problem other than missing storage abandons the restore at once.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

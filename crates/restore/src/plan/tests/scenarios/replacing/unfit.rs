@@ -172,7 +172,7 @@ fn seed_pod_on_terminating_volume_is_kept() {
 fn recreated_volume_does_not_count_as_restored_data() {
     let restore = verified_seed();
     let on_volume = |pod| durable(&cut_over(&[], pod), Child::Present);
-    // The new pod reads the volume. The cluster is handed over only after its report.
+    // The new pod reads the volume. The cluster is handed over only after the report of this pod.
     check(&restore, &on_volume(Pod::Absent), &Action::CreatePod);
     let fetching = pod_with(|pod| (pod.restored, pod.verified) = (None, false));
     check(&restore, &on_volume(fetching), &Action::Nothing);
@@ -194,7 +194,7 @@ fn recreated_volume_does_not_count_as_restored_data() {
         // A user who deletes the EtcdRestore accepts the current data of the seed, so the seed joins.
         check(&deleted(restore.clone()), &snapshot, &Action::Join);
     }
-    // Without a volume, the pod has fetched its data itself, and `--sha256` proves the data.
+    // Without a volume, the pod itself has fetched its data, so `--sha256` proves that the data is the recorded backup.
     check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
@@ -298,7 +298,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Until the seed has joined, the old members run.
+    // A faulty seed that has not joined does not stop the old members.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -315,7 +315,7 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
-        // The pod fetches another backup, which is missing.
+        // The other backup, which the pod fetches, does not exist.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
@@ -385,8 +385,8 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
                 &Action::Nothing,
             );
             assert_eq!(reason(&plan), Reason::ClusterExists);
-            // The restore has changed the cluster before, and its spec contains `overwrite: true`, so the message asks
-            // for a new EtcdRestore.
+            // This restore has already changed the cluster, and its spec already contains `overwrite: true`, so the
+            // message asks for a new EtcdRestore.
             let PlanState::Halted(trouble) = plan.state else {
                 panic!("{plan:?}")
             };
