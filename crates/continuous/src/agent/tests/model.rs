@@ -2,7 +2,7 @@
 //!
 //! The recorder, the outbox, the search of the stored chain, the reader and the retention are the real ones. etcd and
 //! the store are simulated. The model repeats the steps of `Agent::record` one by one.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -75,8 +75,8 @@ impl Store for Memory {
         "memory".to_owned()
     }
 
-    async fn begin(&self, _: &str) -> Result<Box<dyn Upload>, Error> {
-        panic!("the model has no large objects")
+    async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+        Err(Error::Other(key.to_owned()))
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
@@ -121,8 +121,8 @@ impl Store for Memory {
         Ok(objects.collect())
     }
 
-    async fn delete(&self, _: &str) -> Result<(), Error> {
-        panic!("the window of the model is unlimited")
+    async fn delete(&self, key: &str) -> Result<(), Error> {
+        Err(Error::Other(key.to_owned()))
     }
 
     async fn unfinished(&self, _: &str) -> Result<Vec<Unfinished>, Error> {
