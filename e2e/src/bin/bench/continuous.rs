@@ -363,8 +363,8 @@ impl Figures {
         let ratio = self.throughput(|round| round.with_agent / round.without_agent);
         if let (Some(with), Some(without), Some(ratio)) = (with, without, ratio) {
             println!(
-                "\nthroughput, median of {} rounds: {:.0} writes/s with the agent, {:.0} without; ratio {:.3} ({:.3} to \
-                 {:.3}; goal {})",
+                "\nthroughput, median of {} rounds: {:.0} writes/s with the agent, {:.0} without; ratio {:.3} ({:.3} \
+                 to {:.3}; goal {})",
                 self.throughput.len(),
                 with.median,
                 without.median,
