@@ -71,6 +71,29 @@ impl Bucket {
             .collect())
     }
 
+    /// All keys with this prefix, from all pages, and the sizes of the objects in bytes.
+    ///
+    /// # Errors
+    /// Fails if the server rejects a request.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        let mut found = Vec::new();
+        let mut token = None;
+        loop {
+            let request = self.client.list_objects_v2().bucket(&self.name);
+            let request = request.prefix(prefix).set_continuation_token(token);
+            let page = request.send().await.context("list the bucket")?;
+            for object in page.contents() {
+                let size = object.size().and_then(|size| u64::try_from(size).ok());
+                let key = object.key().context("an object without a key")?;
+                found.push((key.to_owned(), size.unwrap_or_default()));
+            }
+            token = page.next_continuation_token().map(str::to_owned);
+            if token.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
     /// Number of multipart uploads that were started, but neither completed nor aborted.
     ///
     /// # Errors

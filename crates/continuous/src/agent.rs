@@ -425,6 +425,8 @@ async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 
 #[cfg(test)]
 mod tests {
+    mod model;
+
     use super::*;
 
     #[test]

@@ -246,6 +246,14 @@ impl<'a> Outbox<'a> {
     }
 }
 
+#[cfg(test)]
+impl Outbox<'_> {
+    /// Retries the failed upload without a pause.
+    pub(crate) fn retry_now(&mut self) {
+        self.retry_at = None;
+    }
+}
+
 /// Deletes the segments in the directory of a spool.
 fn clear(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else {

@@ -32,20 +32,32 @@ fn surplus(created: &[i64], window: Duration) -> usize {
 }
 
 /// The gaps between the chains of consecutive bases. `last` contains the last revision of each chain except the newest.
+///
+/// A base without segments can precede the base with which an older chain ends, because the answer to its write was
+/// lost. The older chain then contains the revisions between the two bases.
 fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
+    let mut found = Vec::new();
+    // The last revision of all chains so far that have the same cluster ID.
+    let mut reached = 0;
     let pairs = bases.iter().zip(bases.iter().skip(1)).zip(last);
-    pairs
-        .filter_map(|((one, next), last)| {
-            let (one, next) = (&one.base, &next.base);
-            let cluster_changed = one.cluster_id != next.cluster_id;
-            (cluster_changed || *last < next.revision).then_some(Missing {
-                after: *last,
+    for ((one, next), last) in pairs {
+        let (one, next) = (&one.base, &next.base);
+        let cluster_changed = one.cluster_id != next.cluster_id;
+        reached = (*last).max(reached);
+        // The base itself contains its revision.
+        if cluster_changed || reached + 1 < next.revision {
+            found.push(Missing {
+                after: reached,
                 until: next.revision,
                 until_time: next.created,
                 cluster_changed,
-            })
-        })
-        .collect()
+            });
+        }
+        if cluster_changed {
+            reached = 0;
+        }
+    }
+    found
 }
 
 /// Whether the clock of the recorder agreed with the clock of the store when the newest base was written. True if the
@@ -184,6 +196,18 @@ mod tests {
             .map(|gap| (gap.after, gap.until, gap.cluster_changed))
             .collect();
         assert_eq!(found, [(25, 30, false), (40, 5, true)]);
+    }
+
+    #[test]
+    fn base_without_segments_inside_of_a_chain_is_no_gap() {
+        let bases =
+            [(7, 10), (7, 20), (7, 30)].map(|(cluster, revision)| base_of(cluster, revision));
+        // The answer to the write of the second base was lost, so the chain of the first base continued to the third.
+        assert_eq!(gaps(&bases, &[30, 20]), []);
+        assert_eq!(gaps(&bases, &[29, 20]), []);
+        let found = gaps(&bases, &[25, 20]);
+        let found: Vec<_> = found.iter().map(|gap| (gap.after, gap.until)).collect();
+        assert_eq!(found, [(25, 30)]);
     }
 
     #[tokio::test]

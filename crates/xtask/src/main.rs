@@ -58,8 +58,8 @@ enum Command {
     /// The end-to-end tests start the testbed, unless --context names a cluster. A testbed that was up before stays
     /// up. The operators have the profile `fast` and failpoints.
     Test(suite::Tests),
-    /// Run a benchmark on the testbed: `bench cluster`, `scale`, `backup`, `restore`, `upgrade` or `defrag`. See
-    /// docs/benchmarks.md.
+    /// Run a benchmark on the testbed: `bench cluster`, `scale`, `backup`, `continuous`, `restore`, `upgrade` or
+    /// `defrag`. See docs/benchmarks.md.
     ///
     /// The options of `bench` precede the name of the benchmark, and the options of the benchmark follow it: `bench
     /// --dns cache30 cluster --rounds 10 --json FILE`. `bench backup --sizes 100,1024 --rounds 3` needs no testbed.

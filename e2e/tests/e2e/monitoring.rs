@@ -3,6 +3,7 @@
 //! queries of the dashboards and the recording rules, and updates pictures and outputs in the documentation.
 
 mod load;
+mod stores;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -572,6 +573,8 @@ async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
                 Box::pin(monitor.faults_of_changed_cluster()),
                 Box::pin(monitor.faults_of_backups(&bucket)),
                 Box::pin(monitor.faults_of_restore_operator(&path)),
+                Box::pin(monitor.faults_of_continuous_backup(&bucket)),
+                Box::pin(monitor.faults_of_copies(&bucket)),
             )
         })
         .await?;

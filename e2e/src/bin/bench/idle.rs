@@ -1,9 +1,11 @@
-//! The memory and the CPU time of the cluster operator while its clusters are idle, as measured by the kubelet.
+//! The memory and the CPU time of a pod, as measured by the kubelet, and of the cluster operator while its clusters are
+//! idle.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
+use e2e::objects::node_of;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use serde::Serialize;
@@ -20,11 +22,21 @@ pub(crate) struct Idle {
     processor_milliseconds_per_second: f64,
 }
 
-struct Usage {
-    resident_bytes: f64,
-    working_set_bytes: f64,
-    processor_nanoseconds: f64,
+/// The usage of a container since its start.
+#[derive(Clone, Debug)]
+pub(crate) struct Usage {
+    pub(crate) resident_bytes: f64,
+    pub(crate) working_set_bytes: f64,
+    pub(crate) processor_nanoseconds: f64,
     at: String,
+}
+
+impl Usage {
+    /// The used CPU time divided by the time since an earlier measurement, in cores.
+    pub(crate) fn cores_since(&self, before: &Self) -> Result<f64> {
+        let seconds = seconds_between(&before.at, &self.at)?;
+        Ok((self.processor_nanoseconds - before.processor_nanoseconds) / 1e9 / seconds)
+    }
 }
 
 /// Measures the memory and the CPU time of the operator during [`WINDOW`].
@@ -36,19 +48,17 @@ pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> 
     // The measurement starts after 15 s, because until then the operator still completes work of the created
     // clusters.
     tokio::time::sleep(Duration::from_secs(15)).await;
-    let before = usage(sandbox).await?;
+    let operator = operator(sandbox).await?;
+    let before = usage(sandbox, &operator).await?;
     tokio::time::sleep(WINDOW).await;
-    let after = usage(sandbox).await?;
+    let after = usage(sandbox, &operator).await?;
     let seconds = seconds_between(&before.at, &after.at)?;
     Ok(Idle {
         clusters,
         window_seconds: seconds,
         resident_megabytes: after.resident_bytes / 1e6,
         working_set_megabytes: after.working_set_bytes / 1e6,
-        processor_milliseconds_per_second: (after.processor_nanoseconds
-            - before.processor_nanoseconds)
-            / 1e6
-            / seconds,
+        processor_milliseconds_per_second: after.cores_since(&before)? * 1e3,
     })
 }
 
@@ -65,30 +75,28 @@ impl Idle {
     }
 }
 
-/// The kubelet's statistics for the operator's container.
-async fn usage(sandbox: &Sandbox) -> Result<Usage> {
+/// The pod of the cluster operator.
+async fn operator(sandbox: &Sandbox) -> Result<Pod> {
     let pods = sandbox
         .api::<Pod>()
         .list(&ListParams::default())
         .await?
         .items;
-    let operator = pods
-        .iter()
-        .find(|pod| {
-            let name = pod.metadata.name.as_deref().unwrap_or_default();
-            name.starts_with("etcd-operator-") && pod.metadata.deletion_timestamp.is_none()
-        })
-        .context("the cluster operator has no pod")?;
-    let node = operator
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.clone())
-        .context("the pod of the cluster operator has no node")?;
+    let operator = pods.into_iter().find(|pod| {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        name.starts_with("etcd-operator-") && pod.metadata.deletion_timestamp.is_none()
+    });
+    operator.context("the cluster operator has no pod")
+}
+
+/// The kubelet's statistics for the first container of a pod.
+pub(crate) async fn usage(sandbox: &Sandbox, pod: &Pod) -> Result<Usage> {
+    let node = node_of(pod);
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
     let request = http::Request::get(format!("/api/v1/nodes/{node}/proxy/stats/summary"))
         .body(Vec::new())
         .context("request")?;
     let summary: Value = sandbox.client.request(request).await?;
-    let name = operator.metadata.name.as_deref().unwrap_or_default();
     let container = summary["pods"]
         .as_array()
         .into_iter()
@@ -121,8 +129,7 @@ fn seconds_between(before: &str, after: &str) -> Result<f64> {
     let seconds = time(after)?.duration_since(time(before)?).as_secs_f64();
     anyhow::ensure!(
         seconds > 0.0,
-        "the kubelet's statistics did not change within {} s",
-        WINDOW.as_secs()
+        "the kubelet's statistics did not change between the measurements"
     );
     Ok(seconds)
 }

@@ -4,6 +4,7 @@
 
 mod by_hand;
 mod cluster;
+mod continuous;
 mod defrag;
 mod idle;
 mod restore;
@@ -42,6 +43,9 @@ enum Benchmark {
         #[arg(long, default_value = "nocache", env = "E2E_DNS")]
         dns: String,
     },
+    /// Measure a continuous backup: the throughput of etcd with and without the agent, the resources of the agent, and
+    /// the recovery point.
+    Continuous(continuous::Options),
     /// Measure the restore of a large backup, compared with a manual restore, and the downtime of clients during an
     /// in-place restore.
     Restore {
@@ -96,6 +100,7 @@ async fn main() -> Result<()> {
             json,
             dns,
         } => cluster::bench(rounds, &only, json.as_deref(), &dns).await,
+        Benchmark::Continuous(options) => Box::pin(continuous::bench(&options)).await,
         Benchmark::Defrag {
             mebibytes,
             rounds,

@@ -37,6 +37,19 @@ pub(crate) fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     Some(Spread { low, median, high })
 }
 
+/// The quantile of the values by the nearest-rank method. `None` if there are no values.
+pub(crate) fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss
+    )] // `rank` is between 0 and the number of values.
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
 fn of(
     samples: &[Sample],
     row: Row,
@@ -109,7 +122,17 @@ pub(crate) fn as_json(samples: &[Sample], dns: &str, idle: Option<&Idle>) -> Val
 
 #[cfg(test)]
 mod tests {
-    use super::{Spread, spread};
+    use super::{Spread, quantile, spread};
+
+    #[test]
+    fn quantile_is_value_at_nearest_rank() {
+        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        for (share, expected) in [(0.5, 100.0), (0.99, 198.0), (1.0, 200.0), (0.0, 1.0)] {
+            assert_eq!(quantile(&values, share), Some(expected), "{share}");
+        }
+        assert_eq!(quantile(&[7.0], 0.99), Some(7.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
 
     #[test]
     fn median_of_even_sample_count_is_midpoint_of_middle_two() {

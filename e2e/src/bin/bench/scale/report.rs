@@ -28,19 +28,6 @@ pub(super) struct Measured {
     pub(super) calls: BTreeMap<String, f64>,
 }
 
-/// The quantile of the values by the nearest-rank method. `None` if there are no values.
-pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss
-    )] // `rank` is between 0 and the number of values.
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied()
-}
-
 /// The exponent with which a value grows with the number of clusters: 0 if constant, 1 if proportional, 2 if
 /// quadratic. `None` if a value is not positive.
 pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
@@ -156,16 +143,6 @@ pub(super) fn as_json(all: &[Measured], settings: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantile_is_value_at_nearest_rank() {
-        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        for (share, expected) in [(0.5, 100.0), (0.99, 198.0), (1.0, 200.0), (0.0, 1.0)] {
-            assert_eq!(quantile(&values, share), Some(expected), "{share}");
-        }
-        assert_eq!(quantile(&[7.0], 0.99), Some(7.0));
-        assert_eq!(quantile(&[], 0.5), None);
-    }
 
     #[test]
     fn growth_exponent_is_zero_if_constant_and_one_if_proportional() {

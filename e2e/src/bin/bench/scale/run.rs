@@ -13,8 +13,9 @@ use super::fleet::Fleet;
 use super::kubelet::Kubelet;
 use super::load::{Conditions, Load};
 use super::operator::{Operator, Sampler, Usage};
-use super::report::{Figure, Measured, quantile};
+use super::report::{Figure, Measured};
 use super::subject::Subject;
+use crate::stats::quantile;
 
 /// The pause after a scenario. The operator completes remaining work in this time, so that the next measurement
 /// excludes this work.
