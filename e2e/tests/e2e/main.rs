@@ -29,6 +29,7 @@ mod chart_second_release;
 mod chart_values;
 mod clusterwide;
 mod concurrent_restores;
+mod continuous_restore_exact;
 mod continuous_rpo;
 mod copy_to_second_store;
 mod corrupt_alarm;
