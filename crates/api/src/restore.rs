@@ -1,6 +1,7 @@
 //! `EtcdRestore`: restore of a cluster from a backup.
 
 mod check;
+mod continuous;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use check::{not_in_effect, unreachable, unsafe_to_ignore, validate};
+pub use continuous::{ChosenPoint, RestoreContinuous, RestorePoint};
 
 use crate::backup::{EncryptionKey, Progress};
 use crate::cluster::EtcdClusterSpec;
@@ -66,7 +68,7 @@ text_enum! {
         name = "Progress",
         type_ = "string",
         json_path = ".status.progress.text",
-        description = "Progress of the download"
+        description = "Progress of the download or the replay"
     ),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
     printcolumn(
@@ -133,6 +135,22 @@ text_enum! {
     "(has(self.bumpRevision) && self.bumpRevision > 0) == (has(self.markCompacted) && self.markCompacted)",
     "spec.bumpRevision and spec.markCompacted go together, because otherwise watchers do not notice the skipped revisions: set both or neither"
 ))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.backup) || !has(self.backup.before)",
+    "spec.backup.before is not possible with spec.continuous: remove it, and set the point in spec.continuous.at"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.encryption)",
+    "spec.encryption is not possible with spec.continuous, because recorded changes are not encrypted: remove one of them"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.bumpRevision) || self.bumpRevision == 0",
+    "spec.bumpRevision is not possible with spec.continuous, which restores exact revisions: remove one of them"
+))]
+#[x_kube(validation = (
+    "!has(self.continuous) || !has(self.backupStorageType) || !(self.backupStorageType in ['PVC', 'Local'])",
+    "spec.continuous needs a bucket, which the operator can read: copy the recorded objects to a bucket, and name the bucket"
+))]
 pub struct EtcdRestoreSpec {
     /// The EtcdCluster to restore.
     pub etcd_cluster: RestoreTarget,
@@ -160,6 +178,11 @@ pub struct EtcdRestoreSpec {
     /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
+    /// Restore an exact point from recorded changes, instead of a backup. `backup.name` names the EtcdBackup that has
+    /// recorded the changes. Or the storage block names their directory, which is `status.continuous.location` of the
+    /// EtcdBackup without the last slash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuous: Option<RestoreContinuous>,
     /// Secret with the keys of an encrypted backup. If set, the operator rejects a backup without encryption. With
     /// `backup`, the default is the Secret of the EtcdBackup, unless its status records a backup without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -296,7 +319,7 @@ pub struct EtcdRestoreStatus {
     /// Time at which the restore completed or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Progress of the download.
+    /// Progress of the download, and then of the replay of recorded changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Conditions, one of each type.
@@ -345,6 +368,9 @@ pub struct ChosenBackup {
     /// The key that encrypts the backup, from the status of the EtcdBackup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
+    /// The point that is restored, with `spec.continuous`. The backup is then the snapshot of the base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuous: Option<ChosenPoint>,
     /// Number of revisions that are skipped and marked as compacted. 0 means none.
     #[serde(default)]
     pub bump_revision: i64,
@@ -445,39 +471,4 @@ impl EtcdRestore {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn source_column_shows_etcdbackup_or_store() {
-        let of = |source: serde_json::Value| {
-            let mut spec = json!({ "etcdCluster": { "name": "main" } });
-            for (field, value) in source.as_object().unwrap() {
-                spec[field] = value.clone();
-            }
-            serde_json::from_value::<EtcdRestoreSpec>(spec)
-                .unwrap()
-                .source_text()
-        };
-        for (source, text) in [
-            (
-                json!({ "backup": { "name": "nightly" } }),
-                Some("EtcdBackup nightly"),
-            ),
-            (
-                json!({ "backupStorageType": "S3", "s3": { "path": "bucket/key" } }),
-                Some("S3 bucket/key"),
-            ),
-            (
-                json!({ "backupStorageType": "PVC", "pvc": { "claimName": "backups", "path": "etcd/main" } }),
-                Some("PVC backups/etcd/main"),
-            ),
-            (json!({ "backupStorageType": "S3" }), None),
-            (json!({}), None),
-        ] {
-            assert_eq!(of(source).as_deref(), text);
-        }
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 //! revision.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
-//! format. The agent of the backup operator records with this crate. No operator replays a chain yet.
+//! format. The agent of the backup operator records with this crate, and the seed of a restore replays with it.
 //!
 //! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. The other modules
 //! perform no I/O and make the decisions: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`].
@@ -12,6 +12,7 @@ mod assemble;
 mod base;
 mod capture;
 mod chain;
+mod copy;
 mod digest;
 mod error;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod locate;
 mod message;
 mod name;
 mod outbox;
+mod point;
 mod progress;
 mod record;
 mod recorder;
@@ -37,12 +39,14 @@ pub use assemble::{Assembled, Assembler, MAX_TRANSACTION};
 pub use base::{Base, BaseError, MAX_BASE, SnapshotObject, StoredBase};
 pub use capture::{Capture, CaptureError, End, Extras};
 pub use chain::{Chain, ChainFault, RangeError};
+pub use copy::{CopiedPart, CopyError, copy_chain};
 pub use digest::{Digest, ShortDigest};
 pub use error::SegmentError;
 pub use header::{HEADER, Header};
 pub use locate::{Located, locate};
 pub use name::{BASE, BASES, BaseName, SNAPSHOTS, SegmentName};
 pub use outbox::Spool;
+pub use point::{FoundPoint, Moment, Point, PointError, find_point};
 pub use progress::{BaseProgress, Held, Missing, Monitor, Progress};
 pub use record::{Gap, GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
 pub use recorder::{Limits, Recorder, RecorderError};

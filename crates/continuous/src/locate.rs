@@ -37,23 +37,31 @@ pub async fn locate(
     prefix: &str,
     time: i64,
 ) -> Result<Option<Located>, ReadError> {
-    let mut names = bases(store, prefix).await?;
-    while let Some(name) = names.pop() {
+    let mut newest: Option<StoredBase> = None;
+    for name in bases(store, prefix).await? {
         let base = read_base(store, prefix, name).await?;
-        if base.base.created <= time {
-            return in_chain(store, prefix, base, time).await.map(Some);
+        // After a restore of the recorded cluster, a later base can have an earlier revision.
+        let is_newer = |than: &StoredBase| base.base.created >= than.base.created;
+        if base.base.created <= time && newest.as_ref().is_none_or(is_newer) {
+            newest = Some(base);
         }
     }
-    Ok(None)
+    let Some(base) = newest else {
+        return Ok(None);
+    };
+    let segments = chain(store, prefix, base.name).await?.segments;
+    let located = in_chain(store, prefix, base, &segments, time).await?;
+    Ok(Some(located))
 }
 
-async fn in_chain(
+/// Finds the revision of a time in the chain of a base, whose segments are known.
+pub(crate) async fn in_chain(
     store: &dyn Store,
     prefix: &str,
     base: StoredBase,
+    segments: &[SegmentName],
     time: i64,
 ) -> Result<Located, ReadError> {
-    let segments = chain(store, prefix, base.name).await?.segments;
     let mut located = Located {
         revision: base.base.revision,
         observed: base.base.created,
@@ -61,7 +69,7 @@ async fn in_chain(
         gap: None,
         base,
     };
-    let first = first_segment(store, prefix, located.base.name, &segments, time).await?;
+    let first = first_segment(store, prefix, located.base.name, segments, time).await?;
     for segment in segments.get(first..).unwrap_or_default() {
         let segment = read_segment(store, prefix, located.base.name, *segment).await?;
         for record in segment.records {

@@ -1,6 +1,6 @@
 //! Writes the objects of a chain to a store, and reads and verifies them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
@@ -14,7 +14,7 @@ use crate::segment::{MAX_BODY, Sealed, Segment};
 use crate::verify::{Verifier, VerifyError};
 
 /// Maximum size of a segment's object in bytes. Incompressible data becomes slightly larger by compression.
-const MAX_OBJECT: usize = HEADER + MAX_BODY + (MAX_BODY >> 6);
+pub(crate) const MAX_OBJECT: usize = HEADER + MAX_BODY + (MAX_BODY >> 6);
 
 /// Maximum size of an object that is written in one request.
 const ONE_REQUEST: usize = 8 << 20;
@@ -150,7 +150,7 @@ async fn list_sizes(store: &dyn Store, prefix: &str) -> Result<Vec<(String, u64)
 }
 
 /// Reads a whole object of at most `limit` bytes.
-async fn read(store: &dyn Store, key: &str, limit: usize) -> Result<Bytes, ReadError> {
+pub(crate) async fn read(store: &dyn Store, key: &str, limit: usize) -> Result<Bytes, ReadError> {
     let failed = |error| ReadError::store(key, error);
     let mut stream = store.get(key).await.map_err(failed)?;
     let mut object = BytesMut::new();
@@ -197,6 +197,45 @@ pub(crate) async fn chain(
 ) -> Result<Chain, ReadError> {
     let (chain, _) = chain_and_size(store, prefix, base).await?;
     Ok(chain)
+}
+
+/// The chain of a base, and the sizes of all segments of the base in bytes.
+pub(crate) struct SizedChain {
+    pub(crate) chain: Chain,
+    sizes: HashMap<SegmentName, u64>,
+}
+
+impl SizedChain {
+    /// Lists the segments of a base, and finds its chain. `prefix` is empty or ends with a slash.
+    pub(crate) async fn list(
+        store: &dyn Store,
+        prefix: &str,
+        base: BaseName,
+    ) -> Result<Self, ReadError> {
+        let listed = list_sizes(store, &format!("{prefix}{base}/")).await?;
+        let named = listed.into_iter();
+        let sizes: HashMap<SegmentName, u64> = named
+            .filter_map(|(name, size)| Some((SegmentName::parse(&name)?, size)))
+            .collect();
+        let names: Vec<SegmentName> = sizes.keys().copied().collect();
+        Ok(Self {
+            chain: Chain::find(base, &names),
+            sizes,
+        })
+    }
+
+    /// The segments of the chain that a replay up to `revision` reads, in their order.
+    pub(crate) fn needed(&self, revision: i64) -> Vec<SegmentName> {
+        let segments = self.chain.segments.iter();
+        let needed = segments.take_while(|name| name.first <= revision);
+        needed.copied().collect()
+    }
+
+    /// The size of these segments in bytes.
+    pub(crate) fn bytes(&self, segments: &[SegmentName]) -> u64 {
+        let sizes = segments.iter().filter_map(|name| self.sizes.get(name));
+        sizes.sum()
+    }
 }
 
 /// Finds the chain of a base, and the number of bytes of all segments of the base.

@@ -38,8 +38,8 @@ pub use hash::spec_hash;
 pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, is_image_failure, pod, pod_security};
 pub use seed::{
-    Contents, DataDirectorySettings, ENCRYPTION, FETCH, OperatorImage, Origin, Report, SHA256,
-    SOURCE, Seed, Source, seed_name, seed_pod,
+    Contents, DataDirectorySettings, ENCRYPTION, FETCH, OperatorImage, Origin, REPLAY_REVISION,
+    Replay, Report, SHA256, SOURCE, Seed, Source, seed_name, seed_pod,
 };
 pub use services::{
     client_service, closed, has_same_policy, headless_service, is_closed, member_service,

@@ -23,7 +23,7 @@ use super::{Member, Members, Role, Start, data_mount, pod};
 
 mod store;
 
-pub use store::{ENCRYPTION, SHA256, SOURCE};
+pub use store::{ENCRYPTION, REPLAY_REVISION, SHA256, SOURCE};
 
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
@@ -51,6 +51,18 @@ pub struct Source {
     pub mounts: Vec<VolumeMount>,
     /// The volumes for `mounts`.
     pub volumes: Vec<Volume>,
+    /// The recorded changes that the seed replays after the snapshot. `None` for no changes.
+    pub replay: Option<Replay>,
+}
+
+/// Recorded changes that a seed replays before it serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Replay {
+    /// Name of the base in the store.
+    pub base: String,
+    /// The revision at which the replay ends.
+    pub revision: i64,
 }
 
 impl Source {
@@ -142,6 +154,9 @@ pub struct Origin {
     /// True if the restore accepted only an encrypted backup. `None` for data from an earlier release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
+    /// The revision up to which recorded changes are replayed after the backup. `None` for no changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replayed_revision: Option<i64>,
 }
 
 /// The settings for the data directory of a seed, which are the first argument of `seed start`, as JSON. The other
@@ -162,6 +177,9 @@ pub struct DataDirectorySettings {
     /// change. Requires etcd 3.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
+    /// The recorded changes that are replayed before etcd serves. `None` for no changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<Replay>,
 }
 
 /// The termination message of the program in a seed's pod. After the program has executed etcd, the message is from
@@ -264,6 +282,7 @@ fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'
         peer_url: members.addresses().peer_url(seed.member),
         token: members.token.to_owned(),
         bump_revision: seed.bump_revision,
+        replay: seed.source.replay.clone(),
     };
     let mut args = vec![
         "seed".to_owned(),

@@ -130,6 +130,7 @@ fn etcd(pod: &VerificationPod<'_>) -> Container {
         peer_url: peer.clone(),
         token: NAME.to_owned(),
         bump_revision: None,
+        replay: None,
     };
     let args = [
         "seed".to_owned(),

@@ -12,7 +12,9 @@ use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
 use member::{DataDirectorySettings, Origin};
 use restore::reason::Reason;
-use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
+use restore::seed::{
+    Contents, Fetch, Paths, Prepare, ReplaySource, Report, Survivor, fetch, prepare, run,
+};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use store::compression::Compressor;
@@ -23,6 +25,8 @@ use tempfile::TempDir;
 #[path = "common/on_disk.rs"]
 mod on_disk;
 
+#[path = "seed/continuous.rs"]
+mod continuous_point;
 #[path = "seed/coreos.rs"]
 mod coreos;
 #[path = "seed/damaged.rs"]
@@ -152,6 +156,7 @@ impl World {
         Fetch {
             source: Some(serde_json::from_value(source).unwrap()),
             survivor: Survivor::default(),
+            replay: ReplaySource::default(),
             secret: Some(self.secret.path().to_owned()),
             ca: None,
             claim: None,
@@ -186,7 +191,9 @@ impl World {
                 peer_url: peer_url.into(),
                 token: "restore-uid".into(),
                 bump_revision: None,
+                replay: None,
             },
+            etcd: self.programs.etcd.clone(),
             paths: self.paths(),
         }
     }
@@ -355,6 +362,7 @@ async fn snapshot_of_other_backup_is_not_reused() {
         location_hash: fingerprint.to_owned(),
         bump_revision: 0,
         encrypted: Some(false),
+        replayed_revision: None,
     };
     assert_eq!(origin(&fetch(&other).await.unwrap()), from(&there));
     assert_eq!(origin(&fetch(&world.fetch()).await.unwrap()), from(&here));

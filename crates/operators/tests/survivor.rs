@@ -8,7 +8,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
 use member::DataDirectorySettings;
 use restore::reason::Reason;
-use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
+use restore::seed::{Fetch, Paths, Prepare, ReplaySource, Survivor, fetch, prepare};
 use tempfile::TempDir;
 
 #[path = "common/on_disk.rs"]
@@ -68,6 +68,7 @@ impl Loss {
                 client_tls: None,
                 revision,
             },
+            replay: ReplaySource::default(),
             secret: None,
             ca: None,
             claim: None,
@@ -120,7 +121,9 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
             peer_url: peer_url.clone(),
             token: "recovery".into(),
             bump_revision: bump,
+            replay: None,
         },
+        etcd: loss.programs.etcd.clone(),
         paths: loss.paths(),
     };
     let restored = prepare(&arguments).unwrap();

@@ -5,6 +5,7 @@ mod backup;
 mod copies;
 pub(crate) mod members;
 mod pod;
+mod point;
 pub(crate) mod provenance;
 mod reach;
 mod stored;
@@ -26,7 +27,7 @@ use serde::de::DeserializeOwned;
 use store::grants::Grants;
 use tokio::time::timeout;
 
-use crate::plan::{choice, effective, in_place};
+use crate::plan::{choice, dry_run, effective, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{
     Cluster, ClusterFacts, Objects, Observation, OtherBackup, Pod, SeedObjects, Serving, Snapshot,
@@ -78,7 +79,9 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
                 return observation;
             }
             observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
-            if restore
+            if dry_run::is_dry_run(restore) {
+                report_choice(&mut observation);
+            } else if restore
                 .status
                 .as_ref()
                 .is_some_and(|status| status.seed.is_some())
@@ -125,6 +128,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
 /// - With the lock of this restore: the seed and the old members.
 /// - Without a lock after the cutover: the etcd of the restored cluster.
 /// - Without a lock before the cutover: the backup.
+/// - For a dry run without the lock of this restore: the point in the recorded changes.
 async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -141,6 +145,9 @@ async fn read_target(
             return;
         }
         read_seed(context, restore, (cluster, cut_over), named, observation).await;
+    } else if dry_run::is_dry_run(restore) {
+        observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
+        report_choice(observation);
     } else if facts.lock.is_none() && cut_over {
         if facts.available {
             observation.snapshot.serving =
@@ -197,6 +204,14 @@ async fn read_seed(
         let serving = std::mem::replace(&mut snapshot.serving, Serving::NotRead);
         let url = members::seed_url(&namespace, cluster, pod);
         snapshot.serving = members::compare_hash(context, &snapshot.seed, url, serving).await;
+    }
+}
+
+/// Passes the result of the search for a point to the plan of a dry run, which needs no check of a cluster.
+fn report_choice(observation: &mut Observation) {
+    match &observation.objects.backup {
+        Ok(chosen) => observation.snapshot.found = Some(chosen.clone()),
+        Err(trouble) => observation.snapshot.source = Source::Unavailable(trouble.clone()),
     }
 }
 

@@ -17,7 +17,6 @@ use api::conditions::{self, ConditionType};
 use api::problem;
 use api::restore;
 use k8s_openapi::jiff::Timestamp;
-use store::progress::Moved;
 
 use crate::naming;
 use crate::reason::{Reason, Trouble};
@@ -29,6 +28,7 @@ mod abandoned;
 pub mod action;
 mod backed_up;
 pub mod choice;
+pub mod dry_run;
 pub mod effective;
 mod ended;
 pub mod expiry;
@@ -59,6 +59,9 @@ const NAME_TAKEN: &str = "waiting for the deletion of another pod with the seed'
 pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if let Some(plan) = final_plan(restore) {
         return plan;
+    }
+    if dry_run::is_dry_run(restore) && !dry_run::has_lock(restore, &snapshot.cluster) {
+        return dry_run::report(restore, snapshot);
     }
     let is_aborted = in_place::is_aborted(restore);
     match &snapshot.cluster {
@@ -356,7 +359,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     match serving {
         Serving::NotRead => Plan::wait_for("waiting for the seed member to serve"),
         Serving::Unknown(why) => Plan {
-            requeue: Some(seed_poll(pod.progress)),
+            requeue: Some(seed_poll(pod)),
             ..Plan::wait_for(format!("waiting for the seed member to serve: {why}"))
         },
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
@@ -396,9 +399,12 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
 }
 
 /// The delay between reconciles until the seed's etcd serves. It grows with the backup, because etcd first creates its
-/// data directory, at one or two seconds per GiB.
-fn seed_poll(fetched: Option<Moved>) -> Duration {
-    let gibibytes = fetched.map_or(0, |fetched| fetched.bytes >> 30);
+/// data directory, at one or two seconds per GiB. A replay of recorded changes can take hours.
+fn seed_poll(pod: &PodFacts) -> Duration {
+    if pod.replays {
+        return POLL;
+    }
+    let gibibytes = pod.progress.map_or(0, |fetched| fetched.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
     SEED_START_POLL.saturating_mul(factor).min(POLL)
 }

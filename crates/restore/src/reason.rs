@@ -30,6 +30,8 @@ api::reasons! {
         CopyChosen,
         /// The CustomResourceDefinition is older than the operator.
         DefinitionOutdated,
+        /// The restore only reports the revision of the point.
+        DryRun,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
         /// The restore is abandoned. Before the cutover, the existing cluster is unchanged.
@@ -54,6 +56,8 @@ api::reasons! {
         Paused,
         /// The seed's pod does not start.
         PodNotStarting,
+        /// The recorded changes do not contain the requested point.
+        PointNotRecorded,
         /// The spec in the manifest of the backup sets fields that are not accepted from a store.
         RecordedSpecRefused,
         /// The seed replaces the members of the EtcdCluster.

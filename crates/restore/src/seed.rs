@@ -21,13 +21,16 @@ use crate::source::SecretData;
 mod content;
 mod fetch;
 mod intake;
+mod local_etcd;
 mod page_cache;
 mod prepare;
+mod replay;
 mod snapshot;
 mod start;
 
 pub use fetch::{Fetch, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
+pub use replay::ReplaySource;
 pub use start::Start;
 
 /// Size limit of a termination message in bytes.
@@ -69,6 +72,11 @@ impl Paths {
 
     fn snapshot(&self) -> PathBuf {
         self.work().join("snapshot.db")
+    }
+
+    /// The directory with the fetched changes.
+    fn changes(&self) -> PathBuf {
+        self.work().join("changes")
     }
 
     fn expected(&self) -> PathBuf {

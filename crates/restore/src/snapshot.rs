@@ -290,6 +290,8 @@ pub struct PodFacts {
     pub origin: Option<Origin>,
     /// True if the container `fetch` is running.
     pub fetching: bool,
+    /// True if the seed replays recorded changes before it serves.
+    pub replays: bool,
     /// The progress of the container `fetch`. It is kept after the success of the container.
     pub progress: Option<Moved>,
     /// True if the pod has the labels of the cluster, so that Services select it.

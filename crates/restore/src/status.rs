@@ -264,34 +264,38 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
         )),
         _ => None,
     };
-    let state = match &plan.state {
-        PlanState::Stuck(trouble) | PlanState::Halted(trouble) => Some(Notice::warning(
-            Reason::RestoreFailed.as_str(),
-            "Restore",
-            trouble.to_string(),
-        )),
-        PlanState::Working(trouble) if trouble.reason != Reason::InProgress => {
-            let note = trouble.to_string();
-            Some(Notice::warning(
-                Reason::RestoreWaits.as_str(),
+    let state =
+        match &plan.state {
+            PlanState::Stuck(trouble) | PlanState::Halted(trouble) => Some(Notice::warning(
+                Reason::RestoreFailed.as_str(),
                 "Restore",
-                note,
-            ))
-        }
-        PlanState::Complete
-            if !restore
-                .status
-                .as_ref()
-                .is_some_and(|status| status.succeeded) =>
-        {
-            Some(Notice::normal(
-                Reason::RestoreComplete.as_str(),
-                "Restore",
-                format!("the EtcdCluster {target} serves"),
-            ))
-        }
-        _ => None,
-    };
+                trouble.to_string(),
+            )),
+            PlanState::Working(trouble) if trouble.reason == Reason::DryRun => Some(
+                Notice::normal(Reason::DryRun.as_str(), "Restore", trouble.message.clone()),
+            ),
+            PlanState::Working(trouble) if trouble.reason != Reason::InProgress => {
+                let note = trouble.to_string();
+                Some(Notice::warning(
+                    Reason::RestoreWaits.as_str(),
+                    "Restore",
+                    note,
+                ))
+            }
+            PlanState::Complete
+                if !restore
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.succeeded) =>
+            {
+                Some(Notice::normal(
+                    Reason::RestoreComplete.as_str(),
+                    "Restore",
+                    format!("the EtcdCluster {target} serves"),
+                ))
+            }
+            _ => None,
+        };
     action.into_iter().chain(state).collect()
 }
 

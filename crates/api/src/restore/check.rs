@@ -58,6 +58,7 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
             "name the Secret with the keys",
         ));
     }
+    problems.extend(super::continuous::problems(spec));
     if let Some(template) = &spec.etcd_cluster.template {
         problems.extend(validate_spec(&template.spec).into_iter().map(in_template));
     }
@@ -164,6 +165,10 @@ mod tests {
             (
                 r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"encryption":{"secret":""}}"#,
                 "spec.encryption.secret",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"continuous":{"at":{}}}"#,
+                "spec.continuous.at",
             ),
             (
                 r#"{"etcdCluster":{"name":"main","template":{"spec":{"size":0}}},"backup":{"name":"a"}}"#,

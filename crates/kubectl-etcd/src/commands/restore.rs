@@ -191,6 +191,7 @@ pub(super) fn from_backup(
         oss: None,
         pvc: None,
         local: None,
+        continuous: None,
         encryption: None,
         overwrite: false,
         keep_old_data: None,

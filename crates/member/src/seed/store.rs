@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeMount,
 };
 
-use super::Source;
+use super::{Replay, Source};
 
 /// The argument of `seed fetch` with the storage block of the backup.
 pub const SOURCE: &str = "--source=";
@@ -14,6 +14,9 @@ pub const SOURCE: &str = "--source=";
 pub const SHA256: &str = "--sha256=";
 /// The argument of `seed fetch` with the name of the Secret that contains the keys of an encrypted backup.
 pub const ENCRYPTION: &str = "--encryption-secret=";
+
+/// The argument of `seed fetch` with the revision at which the replay of recorded changes ends.
+pub const REPLAY_REVISION: &str = "--replay-revision=";
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
@@ -75,6 +78,19 @@ impl Source {
         self.arguments.push(format!("{ENCRYPTION}{secret}"));
         self.arguments.push(format!("--encryption-keys={KEYS}"));
         self.mount_secret(KEYS, "restore-encryption", secret);
+        self
+    }
+
+    /// Also fetches the recorded changes with this prefix in the store, and replays them before etcd serves. The
+    /// snapshot must be the snapshot of their base.
+    #[must_use]
+    pub fn replaying(mut self, prefix: &str, replay: Replay) -> Self {
+        self.arguments.extend([
+            format!("--replay-prefix={prefix}"),
+            format!("--replay-base={}", replay.base),
+            format!("{REPLAY_REVISION}{}", replay.revision),
+        ]);
+        self.replay = Some(replay);
         self
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use super::*;
 
 /// The program of the etcd container, started as in the seed's pod.
-fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Command {
+pub(super) fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-operator"));
     command
         .arg0(api::names::MANAGER_RESTORE)

@@ -13,13 +13,13 @@ use store::encryption::Keys;
 use tokio::time::timeout;
 
 use super::stored::{newest, newest_by};
-use super::{ObserveContext, STORE_TIMEOUT, copies, read};
+use super::{ObserveContext, STORE_TIMEOUT, copies, point, read};
 use crate::encryption;
 use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
-use crate::source::{self, SecretData};
+use crate::source::{self, OpenedSource, SecretData};
 
 /// Returns the recorded backup if it is valid, or else the backup in the spec. While the restore holds the lock
 /// (`locked`), the record is always valid, because a seed may use this backup.
@@ -48,9 +48,13 @@ async fn named(
         // used.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
-        return selected
-            .map(|source| choice::chosen_from(restore, StorageBlock::from(source)))
-            .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
+        let source = selected
+            .map(StorageBlock::from)
+            .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+        return match &spec.continuous {
+            Some(_) => Box::pin(point::find(context, restore, namespace, (source, None))).await,
+            None => Ok(choice::chosen_from(restore, source)),
+        };
     };
     let name = &reference.name;
     let backup = read::<EtcdBackup>(context.client, namespace, name)
@@ -62,6 +66,14 @@ async fn named(
             );
             Trouble::new(Reason::BackupMissing, message)
         })?;
+    if spec.continuous.is_some() {
+        let recorded = point::recorded_by(&backup)?;
+        let found = Box::pin(point::find(context, restore, namespace, recorded)).await;
+        return found.map(|chosen| ChosenBackup {
+            etcd_backup: Some(name.clone()),
+            ..chosen
+        });
+    }
     let (source, stored) = newest_of(&backup, reference.before.as_ref())?;
     let encryption = encryption::by_name(restore, &backup, &stored)?;
     Ok(choice::chosen_by_name(restore, source, &stored, encryption))
@@ -133,6 +145,10 @@ pub(super) async fn check(
     if choice::valid_record(restore, false).is_some() {
         return Source::Unavailable(choice::name_missing_backup(restore, trouble));
     }
+    // Copies contain backups, and no recorded changes.
+    if restore.spec.continuous.is_some() {
+        return Source::Unavailable(trouble);
+    }
     let mut problems = String::new();
     for copy in copies::find(context, restore, namespace, &trouble).await {
         let mut chosen = Ok(copy.chosen);
@@ -170,13 +186,7 @@ async fn check_one(
         if let StorageSource::Pvc(pvc) = &source {
             return check_pvc(context, restore, namespace, existing, pvc).await;
         }
-        let ambient = store::ambient(&source).is_some();
-        let allowed = context.grants.check(namespace, &source, ambient);
-        allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
-        let named = source.secrets();
-        let credentials = secret(context, namespace, named.credentials).await?;
-        let ca = secret(context, namespace, named.ca).await?;
-        let opened = source::open(block, credentials.as_ref(), ca.as_ref(), None).await?;
+        let opened = open(context, namespace, block).await?;
         let reads = context.reads.acquire(Place {
             namespace: namespace.to_owned(),
             store: backup.location.clone(),
@@ -200,7 +210,13 @@ async fn check_one(
             encryption::check(backup, manifest, keys.as_ref())?;
         }
         choice::add_metadata(backup, manifest.as_ref(), stored);
-        spec_to_restore(restore, existing, manifest.as_ref())
+        let spec = spec_to_restore(restore, existing, manifest.as_ref())?;
+        if backup.continuous.is_some() && spec.auth.is_some() {
+            let message = "spec.continuous: the cluster uses authentication, and the operator cannot replay changes \
+                           into such a cluster yet: restore a backup";
+            return Err(Trouble::new(Reason::NotSupported, message));
+        }
+        Ok(spec)
     };
     timeout(STORE_TIMEOUT, check).await.unwrap_or_else(|_| {
         let message = format!(
@@ -208,6 +224,22 @@ async fn check_one(
         );
         Err(Trouble::new(Reason::StoreUnreachable, message))
     })
+}
+
+/// Opens a bucket with the Secrets that its block names, if the namespace may access it.
+pub(super) async fn open(
+    context: &ObserveContext<'_>,
+    namespace: &str,
+    block: &StorageBlock,
+) -> Result<OpenedSource, Trouble> {
+    let source = block.source();
+    let ambient = store::ambient(&source).is_some();
+    let allowed = context.grants.check(namespace, &source, ambient);
+    allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
+    let named = source.secrets();
+    let credentials = secret(context, namespace, named.credentials).await?;
+    let ca = secret(context, namespace, named.ca).await?;
+    source::open(block, credentials.as_ref(), ca.as_ref(), None).await
 }
 
 /// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read and check the backup on it.

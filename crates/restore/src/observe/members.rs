@@ -112,14 +112,15 @@ pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &S
     }
 }
 
-/// Reads the progress of the container `fetch` while it runs.
+/// Reads the progress of the container `fetch` while it runs, and then the progress of a replay until etcd is ready.
 pub(super) async fn read_progress(seed: &mut Seed, pod: Option<&KubePod>) {
     let Pod::Present(facts) = &mut seed.pod else {
         return;
     };
     let status = pod.and_then(|pod| pod.status.as_ref());
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
-    if let Some(address) = address.filter(|_| facts.fetching) {
+    let replays = facts.replays && facts.restored.is_some() && !facts.verified;
+    if let Some(address) = address.filter(|_| facts.fetching || replays) {
         facts.progress = progress::read(address).await;
     }
 }

@@ -10,7 +10,7 @@ use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
 use member::{FETCH, Origin};
 
-use crate::plan::choice::{self, ENCRYPTION, SHA256, SOURCE};
+use crate::plan::choice::{self, ENCRYPTION, REPLAY_REVISION, SHA256, SOURCE};
 use crate::snapshot::{OtherBackup, PodFacts};
 
 /// The argument with the number by which the restore raises the revision.
@@ -26,6 +26,8 @@ pub(crate) struct FetchArguments<'a> {
     pub(crate) encryption_secret: Option<&'a str>,
     /// The number by which the restore raises the revision. 0 without this argument.
     pub(crate) bump_revision: i64,
+    /// The revision at which the replay of recorded changes ends. `None` without a replay.
+    pub(crate) replay_revision: Option<i64>,
 }
 
 impl<'a> FetchArguments<'a> {
@@ -33,12 +35,17 @@ impl<'a> FetchArguments<'a> {
     pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
         let bump = argument(pod, FETCH, BUMP);
+        let replay = argument(pod, FETCH, REPLAY_REVISION);
         Some(Self {
             source: serde_json::from_str(text).ok()?,
             text,
             sha256: argument(pod, FETCH, SHA256),
             encryption_secret: argument(pod, FETCH, ENCRYPTION),
             bump_revision: bump.map_or(Some(0), |by| by.parse().ok())?,
+            replay_revision: match replay {
+                Some(revision) => Some(revision.parse().ok()?),
+                None => None,
+            },
         })
     }
 
@@ -52,6 +59,10 @@ impl<'a> FetchArguments<'a> {
 
     fn has_other_bump(&self, chosen: &ChosenBackup) -> bool {
         chosen.bump_revision.max(0) != self.bump_revision
+    }
+
+    fn has_other_replay(&self, chosen: &ChosenBackup) -> bool {
+        self.replay_revision != choice::replay_revision(chosen)
     }
 
     fn has_other_keys(&self, chosen: &ChosenBackup) -> bool {
@@ -90,6 +101,7 @@ pub(crate) fn compare_arguments(
     arguments: &FetchArguments<'_>,
     facts: &mut PodFacts,
 ) {
+    facts.replays = arguments.replay_revision.is_some();
     let differs = |sha256: Option<&str>| match (sha256, &chosen.sha256) {
         (Some(sha256), Some(recorded)) => !sha256.eq_ignore_ascii_case(recorded),
         _ => false,
@@ -97,12 +109,14 @@ pub(crate) fn compare_arguments(
     let fetches_other = !arguments.has_source_of(chosen)
         || differs(arguments.sha256)
         || arguments.has_other_keys(chosen)
-        || arguments.has_other_bump(chosen);
+        || arguments.has_other_bump(chosen)
+        || arguments.has_other_replay(chosen);
     facts.checks_sha256 = arguments.sha256.is_some()
         && chosen.sha256.is_some()
         && !differs(arguments.sha256)
         && !arguments.has_other_keys(chosen)
-        && !arguments.has_other_bump(chosen);
+        && !arguments.has_other_bump(chosen)
+        && !arguments.has_other_replay(chosen);
     let Some(sha256) = facts.sha256.clone() else {
         facts.other_backup = fetches_other
             .then(|| OtherBackup::Fetches(describe(chosen, arguments, arguments.sha256, None)));
@@ -122,11 +136,17 @@ pub(crate) fn compare_arguments(
         Some(origin) => u64::try_from(chosen.bump_revision.max(0)) != Ok(origin.bump_revision),
         None => arguments.has_other_bump(chosen),
     };
+    // The base of two points can be the same, so its SHA-256 does not identify the point.
+    let has_other_replay = match origin {
+        Some(origin) => origin.replayed_revision != choice::replay_revision(chosen),
+        None => arguments.has_other_replay(chosen),
+    };
     // Invariant 34: an earlier pod of the seed may have accepted a backup without encryption.
     let has_other_encryption =
         arguments.requires_encryption(origin) != choice::encryption_secret(chosen).is_some();
-    facts.other_backup = (has_other_data || has_other_bump || has_other_encryption)
-        .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
+    let is_other = has_other_data || has_other_bump || has_other_replay || has_other_encryption;
+    facts.other_backup =
+        is_other.then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
 /// Describes the data of the pod and the recorded backup in a message. The location in the report has priority over
@@ -151,6 +171,14 @@ fn describe(
         _ => choice::location(&arguments.source),
     };
     let by = origin.and_then(|origin| i64::try_from(origin.bump_revision).ok());
+    let replayed = |revision: Option<i64>| match revision {
+        None => String::new(),
+        Some(revision) => format!(", changes up to revision {revision}"),
+    };
+    let found_replay = match origin {
+        Some(origin) => origin.replayed_revision,
+        None => arguments.replay_revision,
+    };
     let keys = |required: bool, secret: Option<&str>| match (required, secret) {
         (false, _) => ", not encrypted".to_owned(),
         (true, Some(secret)) => format!(", encryption keys in Secret {secret}"),
@@ -165,12 +193,14 @@ fn describe(
         recorded.clear();
     }
     format!(
-        "{from}{}{}{found} (recorded: {}{}{}{recorded})",
+        "{from}{}{}{}{found} (recorded: {}{}{}{}{recorded})",
         checksum(sha256),
         raised(by.unwrap_or(arguments.bump_revision)),
+        replayed(found_replay),
         chosen.location,
         checksum(chosen.sha256.as_deref()),
         raised(chosen.bump_revision),
+        replayed(choice::replay_revision(chosen)),
     )
 }
 
@@ -308,6 +338,7 @@ mod tests {
                     location_hash: place.to_owned(),
                     bump_revision: by,
                     encrypted: Some(false),
+                    replayed_revision: None,
                 }),
                 ..PodFacts::default()
             };
@@ -360,6 +391,7 @@ mod tests {
                     location_hash: choice::fingerprint(&block("b/k")),
                     bump_revision: 0,
                     encrypted,
+                    replayed_revision: None,
                 }),
                 ..PodFacts::default()
             };
@@ -411,5 +443,54 @@ mod tests {
         // The pod has the recorded SHA-256, but another `bumpRevision`.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
         assert!(!compared(&known, &raised, None).checks_sha256);
+    }
+
+    /// Two points can have the same base, and then the same SHA-256.
+    #[test]
+    fn invariant_38_data_of_other_point_is_detected() {
+        let point = json!({
+            "revision": 17, "time": "2026-11-28T01:02:03.000004Z", "base": "10-ab", "baseRevision": 10,
+            "baseTime": "2026-11-28T00:00:00.000000Z", "clusterID": "ab", "segments": 2, "segmentBytes": 300,
+            "prefix": "uid/",
+        });
+        let mut wanted = restore(Some(SHA), 0);
+        let chosen = &mut wanted.status.as_mut().unwrap().backup;
+        chosen.as_mut().unwrap().continuous = serde_json::from_value(point).unwrap();
+        let (right, other) = (
+            pod("b/k", &["--replay-revision=17"]),
+            pod("b/k", &["--replay-revision=18"]),
+        );
+        let without = pod("b/k", &[]);
+        let facts = compared(&wanted, &right, None);
+        assert_eq!((facts.other_backup, facts.replays), (None, true));
+        for pod in [&other, &without] {
+            let facts = compared(&wanted, pod, None);
+            let Some(OtherBackup::Fetches(text)) = facts.other_backup else {
+                panic!("{pod:?}")
+            };
+            assert!(
+                text.contains("recorded: s3://b/k, SHA-256 abcd, changes up to revision 17"),
+                "{text}"
+            );
+        }
+        let contains = |restore: &EtcdRestore, replayed_revision: Option<i64>| {
+            let mut facts = PodFacts {
+                sha256: Some(SHA.into()),
+                restored: Some(17),
+                origin: Some(Origin {
+                    location_hash: choice::fingerprint(&block("b/k")),
+                    bump_revision: 0,
+                    encrypted: Some(false),
+                    replayed_revision,
+                }),
+                ..PodFacts::default()
+            };
+            compare(restore, &right, &mut facts);
+            facts.other_backup.is_some()
+        };
+        assert!(!contains(&wanted, Some(17)));
+        assert!(contains(&wanted, Some(18)));
+        assert!(contains(&wanted, None));
+        assert!(contains(&restore(Some(SHA), 0), Some(17)));
     }
 }

@@ -22,6 +22,7 @@ use crate::snapshot::{Child, OldMembers, takes_name};
 mod clocks;
 mod copies;
 mod keys;
+mod points;
 mod requests;
 
 /// Observes a restore with this API server and this etcd.

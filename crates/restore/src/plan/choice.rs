@@ -8,7 +8,7 @@ use api::backup::StoredBackup;
 use api::manifest::BackupManifest;
 use api::restore::{ChosenBackup, RestoreEncryption};
 use api::storage::{StorageBlock, StorageSource};
-pub use member::{ENCRYPTION, SHA256, SOURCE};
+pub use member::{ENCRYPTION, REPLAY_REVISION, SHA256, SOURCE};
 use sha2::{Digest, Sha256};
 
 use crate::plan::action::{Action, Plan};
@@ -57,6 +57,7 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
         sha256: None,
         encryption: restore.spec.encryption.clone(),
         encryption_key: None,
+        continuous: None,
         bump_revision: restore.spec.bump_revision.unwrap_or_default(),
         generation: restore.metadata.generation,
         copy: None,
@@ -87,6 +88,11 @@ pub fn chosen_by_name(
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
+}
+
+/// The revision up to which recorded changes are replayed after the backup. `None` for no changes.
+pub fn replay_revision(chosen: &ChosenBackup) -> Option<i64> {
+    chosen.continuous.as_ref().map(|point| point.revision)
 }
 
 /// The Secret with the keys for the backup. `None` if the backup must not be encrypted.

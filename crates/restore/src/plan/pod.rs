@@ -1,11 +1,11 @@
 //! Builds the seed's pod, whose init container fetches the backup. Performs no I/O.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
-use api::restore::SeedStatus;
+use api::restore::{ChosenPoint, SeedStatus};
 use api::storage::StorageBlock;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
-use member::{self, Members, OperatorImage, Seed, Source};
+use member::{self, Members, OperatorImage, Replay, Seed, Source};
 
 /// The settings of a seed's pod that are not in its EtcdCluster.
 pub struct From<'a> {
@@ -23,6 +23,8 @@ pub struct From<'a> {
     pub encryption_secret: Option<&'a str>,
     /// The number by which the restore raises the revision; `None` without `bumpRevision`.
     pub bump_revision: Option<u64>,
+    /// The point up to which recorded changes are replayed; `None` for no changes.
+    pub continuous: Option<&'a ChosenPoint>,
     /// True for a restore in place, in which old members serve while the seed starts.
     pub in_place: bool,
 }
@@ -32,6 +34,13 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let mut source = Source::store(from.source, from.version, from.sha256);
     if let Some(secret) = from.encryption_secret {
         source = source.encrypted(secret);
+    }
+    if let Some(point) = from.continuous {
+        let replay = Replay {
+            base: point.base.clone(),
+            revision: point.revision,
+        };
+        source = source.replaying(&point.prefix, replay);
     }
     let seed = Seed {
         member: &from.seed.member,

@@ -211,6 +211,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
         sha256: backup.sha256.as_deref(),
         encryption_secret: choice::encryption_secret(backup),
         bump_revision: choice::bump_revision(restore),
+        continuous: backup.continuous.as_ref(),
         in_place: in_place::replaces(restore).is_some(),
     };
     Ok(pod::build(&members, &from, image))

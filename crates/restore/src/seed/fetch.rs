@@ -20,6 +20,7 @@ use store::progress::{Meter, Moved};
 use super::content::EncryptionKeys;
 use super::intake::Intake;
 use super::prepare::expected_contents;
+use super::replay::{ReplaySource, after_replay};
 use super::snapshot::{fetched_before, unreadable};
 use super::{Contents, Paths, already_restored, mounted, volume_trouble, write_json};
 use crate::plan::choice;
@@ -38,6 +39,12 @@ pub struct Fetch {
         reason = "a doc comment here would become part of the help text"
     )]
     pub survivor: Survivor,
+    #[command(flatten)]
+    #[allow(
+        missing_docs,
+        reason = "a doc comment here would become part of the help text"
+    )]
+    pub replay: ReplaySource,
     /// Directory where the Secret with the credentials is mounted. The default is the identity of the pod
     #[arg(long, value_name = "DIRECTORY")]
     pub secret: Option<PathBuf>,
@@ -138,7 +145,22 @@ async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
         Some(contents) => contents,
         None => fetch_now(arguments).await?,
     };
-    expected_contents(paths, contents, arguments.bump_revision)
+    let replayed = arguments.replay.replay_revision;
+    if let (Some(_), Some(source)) = (replayed, &arguments.source) {
+        let opened = open(arguments, source).await?;
+        let store = opened.0.store.as_ref();
+        let progress = (contents.size, arguments.meter.as_ref());
+        Box::pin(arguments.replay.fetch(store, paths, progress)).await?;
+    }
+    let contents = expected_contents(paths, contents, arguments.bump_revision)?;
+    Ok(after_replay(contents, replayed))
+}
+
+async fn open(arguments: &Fetch, source: &StorageBlock) -> Result<OpenedSource, Trouble> {
+    let secret = mounted(arguments.secret.as_deref())?;
+    let ca = mounted(arguments.ca.as_deref())?;
+    let claim = arguments.claim.as_deref();
+    source::open(source, secret.as_ref(), ca.as_ref(), claim).await
 }
 
 async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
@@ -168,13 +190,10 @@ async fn from_store(
     source: &StorageBlock,
     target: &Path,
 ) -> Result<Contents, Trouble> {
-    let secret = mounted(arguments.secret.as_deref())?;
-    let ca = mounted(arguments.ca.as_deref())?;
     let keys = arguments.encryption_secret.as_deref();
     let keys = keys.map(|name| EncryptionKeys::read(name, arguments.encryption_keys.as_deref()));
     let keys = keys.transpose()?;
-    let claim = arguments.claim.as_deref();
-    let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
+    let opened = open(arguments, source).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
     // If the SHA-256 in the manifest differs from the chosen backup, the fetch fails before the download.
@@ -194,6 +213,7 @@ async fn from_store(
         bump_revision: arguments.bump_revision.unwrap_or_default(),
         // With keys, the download fails if the backup is not encrypted, so the fetched backup is encrypted.
         encrypted: Some(arguments.encryption_secret.is_some()),
+        replayed_revision: None,
     };
     Ok(Contents {
         origin: Some(origin),

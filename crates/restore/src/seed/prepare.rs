@@ -6,13 +6,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use etcd::{Revisions, WalkError};
 use member::{DataDirectorySettings, Origin};
 
 use super::page_cache::release_copied_pages;
+use super::replay::{after_replay, replay_changes};
 use super::snapshot::{fetched_before, unreadable};
 use super::{
     Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
@@ -35,16 +36,19 @@ const DATABASE: &str = "member/snap/db";
 pub struct Prepare {
     /// The tool that creates the data directory, and its arguments.
     pub settings: DataDirectorySettings,
+    /// etcd, for the replay of recorded changes.
+    pub etcd: PathBuf,
     /// The paths in the pod.
     pub paths: Paths,
 }
 
 /// Creates the data directory, unless it exists. Returns the revision, size and checksums of the data that etcd will
-/// serve.
+/// serve. With `settings.replay`, the data directory contains the recorded changes.
 ///
 /// # Errors
 ///
-/// Fails if no snapshot was fetched, if the tool fails, or if the database has another revision than the snapshot.
+/// Fails if no snapshot was fetched, if the tool or the replay of recorded changes fails, or if the database has
+/// another revision than the snapshot or the last change.
 pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let paths = &arguments.paths;
     if let Some(contents) = already_restored(paths)? {
@@ -61,6 +65,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     remove_dir(&created)?;
     run_tool(arguments, &created).map_err(|trouble| or_changed(paths, trouble))?;
     check_database(&created.join(DATABASE), &served)?;
+    let served = with_changes(arguments, &created, served)?;
     sync_directories(&created).map_err(|error| volume_trouble("write", &created, &error))?;
     write_json(&paths.restored(), &served)?;
     let commit = || {
@@ -73,6 +78,27 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     if let Err(error) = fs::remove_dir_all(paths.work()) {
         tracing::warn!(%error, "cannot delete the fetched snapshot from the volume");
     }
+    Ok(served)
+}
+
+/// Replays the recorded changes into the created data directory, and checks its revision.
+fn with_changes(
+    arguments: &Prepare,
+    created: &Path,
+    served: Contents,
+) -> Result<Contents, Trouble> {
+    let Prepare {
+        settings,
+        etcd,
+        paths,
+    } = arguments;
+    let Some(replay) = &settings.replay else {
+        return Ok(served);
+    };
+    replay_changes(etcd, (settings, replay), created, paths)?;
+    // Invariant 38: the database must have exactly the requested revision.
+    let served = after_replay(served, Some(replay.revision));
+    check_database(&created.join(DATABASE), &served)?;
     Ok(served)
 }
 
@@ -162,13 +188,16 @@ fn remove_dir(path: &Path) -> Result<(), Trouble> {
 }
 
 fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
-    let Prepare { settings, paths } = arguments;
+    let Prepare {
+        settings, paths, ..
+    } = arguments;
     let DataDirectorySettings {
         tool,
         name,
         peer_url,
         token,
         bump_revision,
+        replay: _,
     } = settings;
     // `--mark-compacted` ends watches that started before the restore. Otherwise a client could continue its watch
     // although the history has changed.

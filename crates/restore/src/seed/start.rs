@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
@@ -50,7 +51,13 @@ pub(super) async fn start(arguments: &Start) -> Trouble {
         }
     } else {
         let settings = arguments.settings.clone();
-        let created = tokio::task::spawn_blocking(move || prepare(&Prepare { settings, paths }));
+        let etcd = arguments.etcd.first().map(PathBuf::from);
+        let prepared = Prepare {
+            settings,
+            etcd: etcd.unwrap_or_default(),
+            paths,
+        };
+        let created = tokio::task::spawn_blocking(move || prepare(&prepared));
         let failed = match created.await {
             Ok(created) => created.err(),
             Err(error) => {

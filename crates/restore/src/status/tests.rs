@@ -296,3 +296,22 @@ fn restore_from_copy_is_reported_with_cause() {
     let expected = "from the copy offsite at s3://second/k";
     assert!(complete.message.contains(expected), "{complete:?}");
 }
+
+#[test]
+fn dry_run_is_reported_without_warning() {
+    let found = Trouble::new(Reason::DryRun, "revision 17");
+    let reported = planned(Action::Nothing, PlanState::Working(found));
+    let notices = notices(&restore(), &reported);
+    assert_eq!(notices.len(), 1);
+    let notice = &notices[0];
+    assert_eq!((notice.reason, notice.warning), ("DryRun", false));
+    assert_eq!(notice.note, "revision 17");
+    let status = compute(&restore(), &reported, None, &at(1));
+    assert_eq!(status.phase, Some(RestorePhase::Pending));
+    assert_eq!(status.completion_time, None);
+    let ready = conditions::find(&status.conditions, &ConditionType::Ready).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("False", "DryRun")
+    );
+}

@@ -73,6 +73,7 @@ fn origin_of_data_is_read_from_pod_report() {
         location_hash: "cd".into(),
         bump_revision: 7,
         encrypted,
+        replayed_revision: None,
     };
     // Reports of earlier releases do not contain `encrypted`.
     let suffix = r#","of":{"place":"cd","bumpRevision":7}}"#;

@@ -27,6 +27,15 @@ fn built_with(
     in_place: bool,
     encryption_secret: Option<&str>,
 ) -> Value {
+    built_up_to(cluster, source, (in_place, encryption_secret), None)
+}
+
+fn built_up_to(
+    cluster: Value,
+    source: &StorageBlock,
+    (in_place, encryption_secret): (bool, Option<&str>),
+    continuous: Option<&ChosenPoint>,
+) -> Value {
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(cluster).unwrap());
     cluster.metadata.uid = Some("cluster-uid".into());
     let seed = SeedStatus {
@@ -47,6 +56,7 @@ fn built_with(
         sha256: None,
         encryption_secret,
         bump_revision: None,
+        continuous,
         in_place,
     };
     serde_json::to_value(build(&members, &from, &operator)).unwrap()
@@ -278,8 +288,8 @@ fn fetch_container_is_restricted() {
     }
 }
 
-#[test]
-fn seed_program_parses_arguments_of_built_pod() {
+/// Parses the arguments of the first container of this kind, as the seed's program does.
+fn parsed(pod: &Value, container: &str) -> crate::seed::Command {
     use clap::Parser;
     #[derive(Parser)]
     struct Program {
@@ -291,22 +301,56 @@ fn seed_program_parses_arguments_of_built_pod() {
         #[command(subcommand)]
         Seed(crate::seed::Command),
     }
+    let arguments = pod["spec"][container][0]["args"].as_array().unwrap();
+    let arguments = arguments
+        .iter()
+        .map(|argument| argument.as_str().unwrap().to_owned());
+    let arguments = std::iter::once("program".to_owned()).chain(arguments);
+    let Seed::Seed(command) = Program::parse_from(arguments).command;
+    command
+}
+
+#[test]
+fn seed_of_restore_of_point_gets_base_and_revision() {
+    let point: ChosenPoint = serde_json::from_value(json!({
+        "revision": 17, "time": "2026-11-28T01:02:03.000004Z", "base": "10-ab", "baseRevision": 10,
+        "baseTime": "2026-11-28T00:00:00.000000Z", "clusterID": "ab", "segments": 2, "segmentBytes": 300,
+        "prefix": "etcd/main.continuous/uid/",
+    }))
+    .unwrap();
+    let cluster = json!({ "version": "3.6.16" });
+    let pod = built_up_to(cluster.clone(), &with_secret(), (false, None), Some(&point));
+    let crate::seed::Command::Fetch(fetch) = parsed(&pod, "initContainers") else {
+        panic!("the command is not fetch")
+    };
+    assert_eq!(
+        fetch.replay.replay_prefix.as_deref(),
+        Some("etcd/main.continuous/uid/")
+    );
+    assert_eq!(fetch.replay.replay_base.as_deref(), Some("10-ab"));
+    assert_eq!(fetch.replay.replay_revision, Some(17));
+    let crate::seed::Command::Start(start) = parsed(&pod, "containers") else {
+        panic!("the command is not start")
+    };
+    let replay = start.settings.replay.unwrap();
+    assert_eq!((replay.base.as_str(), replay.revision), ("10-ab", 17));
+    // A seed of a backup replays nothing.
+    let pod = built_up_to(cluster, &with_secret(), (false, None), None);
+    let crate::seed::Command::Start(start) = parsed(&pod, "containers") else {
+        panic!("the command is not start")
+    };
+    assert_eq!(start.settings.replay, None);
+}
+
+#[test]
+fn seed_program_parses_arguments_of_built_pod() {
     let pod = built_with(
         json!({ "version": "3.6.16" }),
         &with_secret(),
         false,
         Some("keys"),
     );
-    let parsed = |container: &str| {
-        let arguments = pod["spec"][container][0]["args"].as_array().unwrap();
-        let arguments = arguments
-            .iter()
-            .map(|argument| argument.as_str().unwrap().to_owned());
-        let Seed::Seed(command) =
-            Program::parse_from(std::iter::once("program".to_owned()).chain(arguments)).command;
-        command
-    };
-    let crate::seed::Command::Fetch(fetch) = parsed("initContainers") else {
+    let crate::seed::Command::Fetch(fetch) = parsed(&pod, "initContainers") else {
         panic!("the command is not fetch")
     };
     assert_eq!(fetch.source, Some(with_secret()));
@@ -315,7 +359,7 @@ fn seed_program_parses_arguments_of_built_pod() {
     let mounts = pod["spec"]["initContainers"][0]["volumeMounts"].as_array();
     let is_mounted = |mount: &Value| mount["mountPath"] == directory.to_str().unwrap();
     assert!(mounts.unwrap().iter().any(is_mounted));
-    let crate::seed::Command::Start(start) = parsed("containers") else {
+    let crate::seed::Command::Start(start) = parsed(&pod, "containers") else {
         panic!("the command is not start")
     };
     assert_eq!(

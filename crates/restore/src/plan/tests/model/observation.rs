@@ -123,6 +123,7 @@ impl World {
             sha256: required.as_deref(),
             encryption_secret: None,
             bump_revision: pod.of.1,
+            replay_revision: None,
         };
         if pod.fetched && !pod.report_lost {
             let (number, bump) = data_of(cluster, pod);
@@ -131,6 +132,7 @@ impl World {
                 location_hash: choice::fingerprint(&block(number)),
                 bump_revision: u64::try_from(bump).unwrap(),
                 encrypted: Some(false),
+                replayed_revision: None,
             });
         }
         provenance::compare_arguments(chosen, &arguments, &mut facts);

@@ -1,0 +1,335 @@
+//! Finds the revision, the base and the segments of a requested point, before a restore changes anything.
+//!
+//! A point is only found if the stored chains prove the state at this point (invariant 38). Otherwise the error names
+//! the nearest points.
+
+use etcd::ClusterId;
+use store::Store;
+
+use crate::base::StoredBase;
+use crate::chain::ChainFault;
+use crate::locate::in_chain;
+use crate::name::SegmentName;
+use crate::record::Record;
+use crate::stored::{ReadError, SizedChain, bases, read_base, read_segment};
+
+/// A requested point in the recorded history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// The state at this time, in microseconds since the epoch.
+    Time(i64),
+    /// The state at this revision.
+    Revision(i64),
+    /// The newest recorded state.
+    Latest,
+}
+
+/// A revision, and the time at which the recorder received it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The revision.
+    pub revision: i64,
+    /// The time in microseconds since the epoch.
+    pub time: i64,
+}
+
+/// The objects from which a point is restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundPoint {
+    /// The base.
+    pub base: StoredBase,
+    /// The revision, and the time at which the recorder received it.
+    pub at: Moment,
+    /// Number of segments between the base and the point.
+    pub segments: u64,
+    /// Size of these segments in bytes.
+    pub bytes: u64,
+}
+
+/// Why a point cannot be restored exactly.
+#[derive(Debug, thiserror::Error)]
+pub enum PointError {
+    /// The store fails, or an object is damaged.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// No base is stored.
+    #[error("the store has no base of a continuous backup")]
+    NoBase,
+    /// The point is before the oldest base.
+    #[error("the point is before the oldest base, which has revision {}", .0.revision)]
+    BeforeOldest(Moment),
+    /// The point is after the newest recorded change.
+    #[error("the point is after the newest recorded change, which has revision {}", .0.revision)]
+    AfterNewest(Moment),
+    /// Changes are missing at this point.
+    #[error("changes between the revisions {} and {} are missing", .before.revision, .after.revision)]
+    InGap {
+        /// The last point before the missing changes.
+        before: Moment,
+        /// The first point after the missing changes.
+        after: Moment,
+    },
+    /// Segments that the point needs are missing.
+    #[error("the chain is broken after revision {}{}", .last.revision, texts(.faults))]
+    Broken {
+        /// The last point of the usable chain.
+        last: Moment,
+        /// The problems of the chain.
+        faults: Vec<ChainFault>,
+    },
+    /// Several clusters have this revision, because the recorded cluster was restored.
+    #[error("the clusters {first} and {second} both have this revision")]
+    Ambiguous {
+        /// The newest cluster with this revision, and the time of the revision.
+        first: ClusterId,
+        /// The time of the revision in this cluster, in microseconds since the epoch.
+        first_time: i64,
+        /// Another cluster.
+        second: ClusterId,
+        /// The time of the revision in the other cluster.
+        second_time: i64,
+    },
+}
+
+fn texts(faults: &[ChainFault]) -> String {
+    let texts = faults.iter().map(|fault| format!("; {fault}"));
+    texts.collect()
+}
+
+/// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
+/// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
+///
+/// The content of most segments is not read. The copy of the chain and the replay verify all segments.
+///
+/// # Errors
+/// Fails if the store fails, or if the stored chains do not prove the state at this point.
+pub async fn find_point(
+    store: &dyn Store,
+    prefix: &str,
+    point: Point,
+    complete: Option<i64>,
+) -> Result<FoundPoint, PointError> {
+    let mut all = Vec::new();
+    for name in bases(store, prefix).await? {
+        all.push(read_base(store, prefix, name).await?);
+    }
+    all.sort_by_key(|base| (base.base.created, base.base.revision));
+    let search = Search {
+        store,
+        prefix,
+        bases: all,
+    };
+    match point {
+        Point::Time(time) => search.time(time, complete).await,
+        Point::Revision(revision) => search.revision(revision).await,
+        Point::Latest => search.latest().await,
+    }
+}
+
+struct Search<'a> {
+    store: &'a dyn Store,
+    prefix: &'a str,
+    /// All bases, in the order of their times.
+    bases: Vec<StoredBase>,
+}
+
+fn start(base: &StoredBase) -> Moment {
+    Moment {
+        revision: base.base.revision,
+        time: base.base.created,
+    }
+}
+
+fn found(base: &StoredBase, listed: &SizedChain, at: Moment) -> FoundPoint {
+    let needed = listed.needed(at.revision);
+    FoundPoint {
+        base: base.clone(),
+        at,
+        segments: needed.len() as u64,
+        bytes: listed.bytes(&needed),
+    }
+}
+
+fn is_same_cluster(one: &StoredBase, other: &StoredBase) -> bool {
+    one.base.cluster_id == other.base.cluster_id
+}
+
+impl Search<'_> {
+    async fn list(&self, base: &StoredBase) -> Result<SizedChain, ReadError> {
+        SizedChain::list(self.store, self.prefix, base.name).await
+    }
+
+    /// The time of a revision in the chain of a base.
+    async fn moment(
+        &self,
+        base: &StoredBase,
+        listed: &SizedChain,
+        revision: i64,
+    ) -> Result<Moment, ReadError> {
+        let contains = |name: &&SegmentName| (name.first..=name.last).contains(&revision);
+        let Some(name) = listed.chain.segments.iter().find(contains) else {
+            return Ok(start(base));
+        };
+        let segment = read_segment(self.store, self.prefix, base.name, *name).await?;
+        let time = segment.records.iter().find_map(|record| match record {
+            Record::Transaction(it) if it.revision == revision => Some(it.observed),
+            _ => None,
+        });
+        Ok(Moment {
+            revision,
+            time: time.unwrap_or(base.base.created),
+        })
+    }
+
+    async fn end(&self, base: &StoredBase, listed: &SizedChain) -> Result<Moment, ReadError> {
+        self.moment(base, listed, listed.chain.last).await
+    }
+
+    /// The base before `index` in time, if it belongs to the same cluster. Its chain continues until the recorder has
+    /// taken the next base, so it can contain later revisions than the chain of the next base.
+    fn previous(&self, index: usize) -> Option<&StoredBase> {
+        let base = self.bases.get(index)?;
+        let previous = self.bases.get(index.checked_sub(1)?)?;
+        is_same_cluster(base, previous).then_some(previous)
+    }
+
+    async fn latest(&self) -> Result<FoundPoint, PointError> {
+        let base = self.bases.last().ok_or(PointError::NoBase)?;
+        let listed = self.list(base).await?;
+        let (mut chosen, mut faults) = ((base, listed), Vec::new());
+        if let Some(previous) = self.previous(self.bases.len() - 1) {
+            let older = self.list(previous).await?;
+            let last = chosen.1.chain.last;
+            if older.chain.last > last {
+                faults.extend(chosen.1.chain.faults);
+                chosen = (previous, older);
+            } else {
+                // Segments of the older chain can be missing that contain later revisions than the newer chain.
+                let is_later = |fault: &ChainFault| matches!(fault, ChainFault::Missing { next, .. } if *next > last);
+                faults.extend(older.chain.faults.into_iter().filter(is_later));
+            }
+        }
+        let (base, listed) = chosen;
+        faults.extend(listed.chain.faults.iter().copied());
+        let last = self.end(base, &listed).await?;
+        if faults.is_empty() {
+            Ok(found(base, &listed, last))
+        } else {
+            Err(PointError::Broken { last, faults })
+        }
+    }
+
+    async fn revision(&self, revision: i64) -> Result<FoundPoint, PointError> {
+        let mut by_revision: Vec<&StoredBase> = self.bases.iter().collect();
+        by_revision.sort_by_key(|base| (base.base.revision, base.base.created));
+        let oldest = by_revision.first().ok_or(PointError::NoBase)?;
+        if revision < oldest.base.revision {
+            return Err(PointError::BeforeOldest(start(oldest)));
+        }
+        let count = by_revision.partition_point(|base| base.base.revision <= revision);
+        let (before, after) = by_revision.split_at(count);
+        let mut chosen: Option<(&StoredBase, FoundPoint)> = None;
+        let mut nearest: Option<(&StoredBase, SizedChain)> = None;
+        for base in before.iter().rev().copied() {
+            if chosen
+                .as_ref()
+                .is_some_and(|(it, _)| is_same_cluster(it, base))
+            {
+                continue;
+            }
+            let listed = self.list(base).await?;
+            if listed.chain.check(base.name, revision).is_ok() {
+                let at = self.moment(base, &listed, revision).await?;
+                if let Some((first, point)) = &chosen {
+                    return Err(PointError::Ambiguous {
+                        first: first.base.cluster_id,
+                        first_time: point.at.time,
+                        second: base.base.cluster_id,
+                        second_time: at.time,
+                    });
+                }
+                chosen = Some((base, found(base, &listed, at)));
+            } else if nearest
+                .as_ref()
+                .is_none_or(|(_, it)| it.chain.last < listed.chain.last)
+            {
+                nearest = Some((base, listed));
+            }
+        }
+        if let Some((_, point)) = chosen {
+            return Ok(point);
+        }
+        let (base, listed) = nearest.ok_or(PointError::NoBase)?;
+        let last = self.end(base, &listed).await?;
+        let faults = listed.chain.faults;
+        Err(match after.first() {
+            _ if !faults.is_empty() => PointError::Broken { last, faults },
+            Some(after) => PointError::InGap {
+                before: last,
+                after: start(after),
+            },
+            None => PointError::AfterNewest(last),
+        })
+    }
+
+    async fn time(&self, time: i64, complete: Option<i64>) -> Result<FoundPoint, PointError> {
+        let oldest = self.bases.first().ok_or(PointError::NoBase)?;
+        let count = self.bases.partition_point(|base| base.base.created <= time);
+        let index = count.checked_sub(1);
+        let Some((index, base)) = index.and_then(|at| Some((at, self.bases.get(at)?))) else {
+            return Err(PointError::BeforeOldest(start(oldest)));
+        };
+        let listed = self.list(base).await?;
+        let segments = &listed.chain.segments;
+        let located = in_chain(self.store, self.prefix, base.clone(), segments, time).await?;
+        let mut at = Moment {
+            revision: located.revision,
+            time: located.observed,
+        };
+        let (mut is_last, mut has_gap) = (located.is_last, located.gap.is_some());
+        let mut chosen = (base, listed);
+        if let Some(previous) = self.previous(index) {
+            let older = self.list(previous).await?;
+            if older.chain.last > at.revision {
+                let (base, segments) = (previous.clone(), &older.chain.segments);
+                let found = in_chain(self.store, self.prefix, base, segments, time).await?;
+                if found.revision >= at.revision {
+                    is_last &= found.is_last;
+                }
+                if found.revision > at.revision {
+                    at = Moment {
+                        revision: found.revision,
+                        time: found.observed,
+                    };
+                    has_gap |= found.gap.is_some();
+                    // Both chains contain the same history, and the replay from the newer base is shorter.
+                    if chosen.1.chain.last < at.revision {
+                        chosen = (previous, older);
+                    }
+                }
+            }
+        }
+        let (base, listed) = chosen;
+        let next = self.bases.get(count);
+        let is_equal =
+            |next: &StoredBase| is_same_cluster(base, next) && next.base.revision == at.revision;
+        let is_complete = !has_gap && complete.is_some_and(|complete| time <= complete);
+        match next {
+            _ if !is_last => Ok(found(base, &listed, at)),
+            _ if !listed.chain.faults.is_empty() => Err(PointError::Broken {
+                last: at,
+                faults: listed.chain.faults,
+            }),
+            Some(next) if is_equal(next) => Ok(found(base, &listed, at)),
+            Some(next) => Err(PointError::InGap {
+                before: at,
+                after: start(next),
+            }),
+            None if is_complete => Ok(found(base, &listed, at)),
+            None => Err(PointError::AfterNewest(at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+//! Finds the recorded changes for `spec.continuous.at`, before the restore changes anything.
+
+use std::time::Duration;
+
+use api::problem::Chain;
+use api::restore::{ChosenBackup, ChosenPoint, RestorePoint};
+use api::storage::{StorageBlock, StorageSource};
+use api::{EtcdBackup, EtcdRestore};
+use continuous::{FoundPoint, Moment, Point, PointError, ReadError, find_point};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use runtime::slots::Place;
+use tokio::time::timeout;
+
+use super::{ObserveContext, backup};
+use crate::plan::choice;
+use crate::reason::{Reason, Trouble};
+use crate::source::{self, OpenedSource};
+
+/// Time limit for the search. The search lists all segments of a base, and reads about 20 segments.
+const TIME_LIMIT: Duration = Duration::from_mins(2);
+
+/// The directory of the changes that an EtcdBackup has recorded, and the time in microseconds since the epoch before
+/// which all changes are in the store, if the status of the EtcdBackup reports this time.
+pub(super) fn recorded_by(backup: &EtcdBackup) -> Result<(StorageBlock, Option<i64>), Trouble> {
+    let spec = &backup.spec;
+    let selected = spec
+        .blocks()
+        .select(&spec.storage_type, "spec", "storageType");
+    let block = selected
+        .map(StorageBlock::from)
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+    let path = block.source().path().to_owned();
+    let directory = format!("{path}.continuous/{}", backup.uid().unwrap_or_default());
+    let status = backup.status.as_ref();
+    let recording = status.and_then(|status| status.continuous.as_deref());
+    let is_current = |location: &&String| {
+        let path = block.path_in(location);
+        path.is_some_and(|path| path.trim_end_matches('/') == directory)
+    };
+    let complete = recording.and_then(|recording| {
+        recording.location.as_ref().filter(is_current)?;
+        Some(recording.complete_time.as_ref()?.0.as_microsecond())
+    });
+    Ok((block.at(directory), complete))
+}
+
+/// Finds the point in `spec.continuous.at`. `directory` is the storage block with the directory of the recorded
+/// changes. All changes before `complete`, in microseconds since the epoch, are known to be in the store.
+pub(super) async fn find(
+    context: &ObserveContext<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    (directory, complete): (StorageBlock, Option<i64>),
+) -> Result<ChosenBackup, Trouble> {
+    let wanted = restore.spec.continuous.as_ref().map(|block| &block.at);
+    let Some((field, point)) = wanted.and_then(requested) else {
+        let message = "spec.continuous.at: set exactly one of time, revision and latest: true";
+        return Err(Trouble::new(Reason::InvalidSpec, message));
+    };
+    if let StorageSource::Pvc(_) | StorageSource::Local(_) = directory.source() {
+        let message = "spec.continuous: the operator cannot read the recorded changes on a PersistentVolumeClaim or \
+                       in a directory: copy them to a bucket, and set the storage block of the bucket";
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    let search = async {
+        let opened = backup::open(context, namespace, &directory).await?;
+        let location = choice::location(&directory);
+        let reads = context.reads.acquire(Place {
+            namespace: namespace.to_owned(),
+            store: location.clone(),
+            in_pod: false,
+        });
+        let _slot = reads.await;
+        let prefix = format!("{}/", opened.0.key);
+        let found = find_point(opened.0.store.as_ref(), &prefix, point, complete).await;
+        let found = found.map_err(|error| trouble(&error, field, &location))?;
+        check_snapshot(&opened, &found).await?;
+        chosen(restore, &directory, &opened.0.key, &found)
+    };
+    timeout(TIME_LIMIT, search).await.unwrap_or_else(|_| {
+        let message = format!(
+            "{field}: the search in {} took more than {TIME_LIMIT:?}: check the endpoint and the network",
+            choice::location(&directory)
+        );
+        Err(Trouble::new(Reason::StoreUnreachable, message))
+    })
+}
+
+/// The field of the requested point, and the point. `None` unless exactly one field is set.
+fn requested(at: &RestorePoint) -> Option<(&'static str, Point)> {
+    match (&at.time, at.revision, at.latest) {
+        (Some(time), None, false) => {
+            let time = Point::Time(time.0.as_microsecond());
+            Some(("spec.continuous.at.time", time))
+        }
+        (None, Some(revision), false) => {
+            Some(("spec.continuous.at.revision", Point::Revision(revision)))
+        }
+        (None, None, true) => Some(("spec.continuous.at.latest", Point::Latest)),
+        _ => None,
+    }
+}
+
+/// Fails if the snapshot of the base is missing or has another size. The seed verifies its SHA-256.
+async fn check_snapshot(opened: &OpenedSource, found: &FoundPoint) -> Result<(), Trouble> {
+    let snapshot = &found.base.base.snapshot;
+    let stored = opened.0.store.head(&snapshot.key).await;
+    let stored = stored.map_err(|error| source::trouble(&error))?;
+    let size = stored.map(|object| object.size);
+    if size == Some(snapshot.size) {
+        return Ok(());
+    }
+    let problem = match size {
+        None => "is missing".to_owned(),
+        Some(size) => format!("has {size} bytes instead of {}", snapshot.size),
+    };
+    let message = format!(
+        "spec.continuous.at: the snapshot {:?} of the base with revision {} {problem}: put the object back, or restore \
+         a backup",
+        snapshot.key, found.base.base.revision
+    );
+    Err(Trouble::new(Reason::SnapshotUnreadable, message))
+}
+
+/// The record of a point. Its backup is the snapshot of the base. `key` is the key of the directory in the store.
+fn chosen(
+    restore: &EtcdRestore,
+    directory: &StorageBlock,
+    key: &str,
+    found: &FoundPoint,
+) -> Result<ChosenBackup, Trouble> {
+    let base = &found.base.base;
+    let bucket = directory.source().path().strip_suffix(key);
+    let (Some(bucket), Some(time), Some(base_time)) =
+        (bucket, micro_time(found.at.time), micro_time(base.created))
+    else {
+        let message = format!(
+            "spec.continuous: the base with revision {} in {} has no valid time or path",
+            base.revision,
+            choice::location(directory)
+        );
+        return Err(Trouble::new(Reason::SnapshotUnreadable, message));
+    };
+    let source = directory
+        .clone()
+        .at(format!("{bucket}{}", base.snapshot.key));
+    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    Ok(ChosenBackup {
+        etcd_revision: Some(base.revision),
+        stored_size: Some(number(base.snapshot.size)),
+        sha256: Some(base.snapshot.sha256.to_ascii_lowercase()),
+        continuous: Some(ChosenPoint {
+            revision: found.at.revision,
+            time,
+            base: found.base.name.to_string(),
+            base_revision: base.revision,
+            base_time,
+            cluster_id: base.cluster_id.to_string(),
+            segments: number(found.segments),
+            segment_bytes: number(found.bytes),
+            prefix: format!("{key}/"),
+        }),
+        ..choice::chosen_from(restore, source)
+    })
+}
+
+fn micro_time(micros: i64) -> Option<MicroTime> {
+    Timestamp::from_microsecond(micros).ok().map(MicroTime)
+}
+
+fn described(moment: &Moment) -> String {
+    format!("revision {} ({})", moment.revision, time_text(moment.time))
+}
+
+fn time_text(micros: i64) -> String {
+    let time = Timestamp::from_microsecond(micros);
+    time.map_or_else(|_| micros.to_string(), |time| time.to_string())
+}
+
+/// Converts the error to a problem that names the field, the nearest points and the remedy.
+fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
+    let (reason, problem) = match error {
+        PointError::Read(ReadError::Store { error, .. }) => return source::trouble(error),
+        PointError::Read(error) => (
+            Reason::SnapshotUnreadable,
+            format!(
+                "the recorded changes in {location} are damaged: {}: put the object back, or restore a backup",
+                Chain(error)
+            ),
+        ),
+        PointError::NoBase => (
+            Reason::BackupMissing,
+            format!(
+                "there are no recorded changes in {location}: correct spec.backup.name, or set the path in \
+                 status.continuous.location of the EtcdBackup without its last slash"
+            ),
+        ),
+        PointError::BeforeOldest(oldest) => (
+            Reason::PointNotRecorded,
+            format!(
+                "the point is before the oldest base in {location}, which has {}: set this point or a later one, or \
+                 restore an older backup",
+                described(oldest)
+            ),
+        ),
+        PointError::AfterNewest(newest) => (
+            Reason::PointNotRecorded,
+            format!(
+                "the newest recorded change in {location} has {}, and later changes are unknown: set \
+                 spec.continuous.at.revision to this revision or an earlier one, or set latest: true",
+                described(newest)
+            ),
+        ),
+        PointError::InGap { before, after } => (
+            Reason::PointNotRecorded,
+            format!(
+                "changes are missing in {location} at this point. The nearest points are {} before it and {} after \
+                 it: set spec.continuous.at.revision to one of them",
+                described(before),
+                described(after)
+            ),
+        ),
+        PointError::Broken { last, faults } => {
+            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            (
+                Reason::SnapshotUnreadable,
+                format!(
+                    "the recorded changes in {location} are not usable after {}: {}. Put the missing objects back, or \
+                     set spec.continuous.at.revision to this revision or an earlier one",
+                    described(last),
+                    faults.join("; ")
+                ),
+            )
+        }
+        PointError::Ambiguous {
+            first,
+            first_time,
+            second,
+            second_time,
+        } => (
+            Reason::PointNotRecorded,
+            format!(
+                "two clusters in {location} have this revision: cluster {first} at {}, and cluster {second} at {}. Set \
+                 spec.continuous.at.time instead",
+                time_text(*first_time),
+                time_text(*second_time)
+            ),
+        ),
+    };
+    Trouble::new(reason, format!("{field}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests;

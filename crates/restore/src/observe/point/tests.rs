@@ -1,0 +1,198 @@
+//! Tests of the search for recorded changes, without a store.
+
+use continuous::{Base, ChainFault, SnapshotObject};
+use etcd::ClusterId;
+use serde_json::{Value, json};
+
+use super::*;
+
+const TIME: &str = "2026-11-28T01:02:03.000004Z";
+
+fn micros(text: &str) -> i64 {
+    text.parse::<Timestamp>().unwrap().as_microsecond()
+}
+
+fn restore(at: &Value) -> EtcdRestore {
+    let spec = json!({
+        "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" }, "continuous": { "at": at },
+    });
+    let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+    restore.metadata.generation = Some(3);
+    restore
+}
+
+fn block(path: &str) -> StorageBlock {
+    serde_json::from_value(json!({ "s3": { "path": path, "awsSecret": "aws" } })).unwrap()
+}
+
+fn found() -> FoundPoint {
+    let base = Base {
+        cluster_id: ClusterId(0xab),
+        revision: 10,
+        snapshot: SnapshotObject {
+            key: "etcd/main.continuous/uid/snapshots/1.snapshot".to_owned(),
+            size: 100,
+            sha256: "AB".repeat(32),
+        },
+        created: micros("2026-11-28T00:00:00Z"),
+    };
+    FoundPoint {
+        base: base.encode().unwrap(),
+        at: Moment {
+            revision: 17,
+            time: micros(TIME),
+        },
+        segments: 2,
+        bytes: 300,
+    }
+}
+
+#[test]
+fn requested_point_is_the_only_one_in_spec() {
+    let requested = |at: Value| {
+        let restore = restore(&at);
+        requested(&restore.spec.continuous.unwrap().at)
+    };
+    assert_eq!(
+        requested(json!({ "time": TIME })),
+        Some((
+            "spec.continuous.at.time",
+            Point::Time(micros("2026-11-28T01:02:03.000004Z"))
+        ))
+    );
+    assert_eq!(
+        requested(json!({ "revision": 7 })),
+        Some(("spec.continuous.at.revision", Point::Revision(7)))
+    );
+    assert_eq!(
+        requested(json!({ "latest": true })),
+        Some(("spec.continuous.at.latest", Point::Latest))
+    );
+    assert_eq!(requested(json!({})), None);
+    assert_eq!(requested(json!({ "revision": 7, "latest": true })), None);
+}
+
+#[test]
+fn record_contains_point_and_snapshot_of_base() {
+    let directory = block("bucket/etcd/main.continuous/uid");
+    let key = "etcd/main.continuous/uid";
+    let restore = restore(&json!({ "latest": true }));
+    let record = chosen(&restore, &directory, key, &found()).unwrap();
+    assert_eq!(
+        record.source,
+        block("bucket/etcd/main.continuous/uid/snapshots/1.snapshot")
+    );
+    assert_eq!(record.sha256, Some("ab".repeat(32)));
+    assert_eq!(
+        (record.stored_size, record.etcd_revision, record.generation),
+        (Some(100), Some(10), Some(3))
+    );
+    let point = record.continuous.unwrap();
+    let base = found().base.name.to_string();
+    assert_eq!(
+        serde_json::to_value(&point).unwrap(),
+        json!({
+            "revision": 17, "time": TIME, "base": base, "baseRevision": 10,
+            "baseTime": "2026-11-28T00:00:00.000000Z", "clusterID": "ab", "segments": 2, "segmentBytes": 300,
+            "prefix": "etcd/main.continuous/uid/",
+        })
+    );
+    // The path is always the bucket and the key.
+    assert!(chosen(&restore, &directory, "another", &found()).is_err());
+}
+
+#[test]
+fn directory_of_etcdbackup_contains_its_uid() {
+    let backup = |location: &str| -> EtcdBackup {
+        serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+            "metadata": { "name": "nightly", "uid": "uid" },
+            "spec": { "etcdEndpoints": ["http://a:2379"], "storageType": "S3", "s3": { "path": "bucket/etcd/main" } },
+            "status": { "continuous": { "location": location, "completeTime": "2026-11-28T01:00:00Z" } },
+        }))
+        .unwrap()
+    };
+    let (directory, complete) =
+        recorded_by(&backup("s3://bucket/etcd/main.continuous/uid/")).unwrap();
+    assert_eq!(directory.source().path(), "bucket/etcd/main.continuous/uid");
+    assert_eq!(complete, Some(micros("2026-11-28T01:00:00Z")));
+    // The path in the spec has changed, so the status describes another directory.
+    let (_, complete) = recorded_by(&backup("s3://bucket/etcd/old.continuous/uid/")).unwrap();
+    assert_eq!(complete, None);
+}
+
+#[test]
+fn error_names_field_nearest_points_and_remedy() {
+    let moment = |revision, time| Moment {
+        revision,
+        time: micros(time),
+    };
+    let (early, late) = ("2026-11-28T00:00:00Z", "2026-11-28T02:00:00Z");
+    let unrecorded = Reason::PointNotRecorded;
+    for (error, reason, parts) in [
+        (
+            PointError::NoBase,
+            Reason::BackupMissing,
+            vec!["no recorded changes in s3://b/k", "spec.backup.name"],
+        ),
+        (
+            PointError::BeforeOldest(moment(10, early)),
+            unrecorded,
+            vec!["revision 10 (2026-11-28T00:00:00Z)", "later one"],
+        ),
+        (
+            PointError::AfterNewest(moment(40, late)),
+            unrecorded,
+            vec!["revision 40 (2026-11-28T02:00:00Z)", "latest: true"],
+        ),
+        (
+            PointError::InGap {
+                before: moment(20, early),
+                after: moment(30, late),
+            },
+            unrecorded,
+            vec![
+                "revision 20 (2026-11-28T00:00:00Z) before",
+                "revision 30 (2026-11-28T02:00:00Z) after",
+                "spec.continuous.at.revision",
+            ],
+        ),
+        (
+            PointError::Broken {
+                last: moment(20, early),
+                faults: vec![ChainFault::Missing {
+                    after: 20,
+                    next: 30,
+                }],
+            },
+            Reason::SnapshotUnreadable,
+            vec![
+                "revision 20 (2026-11-28T00:00:00Z)",
+                "between the revisions 20 and 30 are missing",
+                "Put the missing objects back",
+            ],
+        ),
+        (
+            PointError::Ambiguous {
+                first: ClusterId(0xab),
+                first_time: micros(late),
+                second: ClusterId(0xcd),
+                second_time: micros(early),
+            },
+            unrecorded,
+            vec![
+                "cluster ab at 2026-11-28T02:00:00Z",
+                "cluster cd at 2026-11-28T00:00:00Z",
+                "spec.continuous.at.time",
+            ],
+        ),
+    ] {
+        let trouble = trouble(&error, "spec.continuous.at.revision", "s3://b/k");
+        assert_eq!(trouble.reason, reason);
+        let message = trouble.message;
+        assert!(message.starts_with("spec.continuous.at.revision: "));
+        for part in parts {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
