@@ -49,7 +49,7 @@ pub use upkeep::{
 
 use crate::duration::DurationText;
 use crate::schema::is_false;
-use crate::version::{DEFAULT_REPOSITORY, DEFAULT_VERSION};
+use crate::version::{DEFAULT_REPOSITORY, DEFAULT_VERSION, EtcdVersion};
 
 /// The minimum of `spec.size`.
 pub const MIN_SIZE: i32 = 1;
@@ -123,6 +123,10 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.hibernate needs members with volumes, because members without volumes lose their data when they stop: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
 ))]
 #[x_kube(validation = (
+    "!has(self.image) || !has(self.repository) || self.repository == 'quay.io/coreos/etcd'",
+    "spec.image replaces spec.repository, because it contains a repository: remove spec.repository or spec.image"
+))]
+#[x_kube(validation = (
     "!has(self.deletionPolicy) || self.deletionPolicy != 'RetainVolumes' || (has(self.pod) && has(self.pod.persistentVolumeClaimSpec))",
     "spec.deletionPolicy RetainVolumes needs members with volumes: set spec.pod.persistentVolumeClaimSpec or remove spec.deletionPolicy"
 ))]
@@ -149,6 +153,15 @@ pub struct EtcdClusterSpec {
     #[serde(default = "default_repository")]
     #[schemars(length(min = 1, max = 255))]
     pub repository: String,
+    /// Image of etcd with a digest: `NAME@sha256:DIGEST` or `NAME:TAG@sha256:DIGEST`. It must contain the release in
+    /// `spec.version`, so change both fields together. If set, `spec.repository` must not be set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    #[x_kube(validation = (
+        "self.matches('^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$')",
+        "spec.image must end with a digest of 64 hexadecimal digits: use NAME@sha256:DIGEST or NAME:TAG@sha256:DIGEST"
+    ))]
+    pub image: Option<String>,
     /// If true, the operator does not change the cluster. It still updates the status.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
@@ -218,6 +231,7 @@ impl Default for EtcdClusterSpec {
             size: default_size(),
             version: default_version(),
             repository: default_repository(),
+            image: None,
             paused: false,
             bootstrap: BootstrapMode::default(),
             member_address: None,
@@ -246,6 +260,22 @@ impl EtcdClusterSpec {
         self.pod
             .as_ref()
             .is_some_and(|pod| pod.persistent_volume_claim_spec.is_some())
+    }
+
+    /// The image in the spec for members of this version: `spec.image`, or `<repository>:v<version>` without it. `None`
+    /// if `spec.image` is for another version.
+    pub fn image_for(&self, version: &EtcdVersion) -> Option<String> {
+        let Some(image) = &self.image else {
+            return Some(version.image(&self.repository));
+        };
+        let own = EtcdVersion::parse(&self.version);
+        own.is_ok_and(|own| own == *version).then(|| image.clone())
+    }
+
+    /// Like [`Self::image_for`], but with `<repository>:v<version>` if `spec.image` is for another version.
+    pub fn image_of(&self, version: &EtcdVersion) -> String {
+        self.image_for(version)
+            .unwrap_or_else(|| version.image(&self.repository))
     }
 
     /// True if the volumes of the members stay when the EtcdCluster is deleted.

@@ -45,7 +45,8 @@ pub const ANNOTATION_VERSION: &str = "etcd.version";
 /// Annotation of a PVC with the etcd version that last served its data. It exists while the pod changes to another
 /// version, until that version has served.
 pub const ANNOTATION_SERVED: &str = "etcd.database.coreos.com/served-version";
-/// Pod annotation with the image that the operator requested. A webhook may have changed the image in the pod.
+/// Pod annotation with the image that the operator requested. A webhook may have changed the image in the pod. A PVC
+/// has this annotation too, if the image of its version ([`ANNOTATION_VERSION`]) has a digest.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
 /// Pod annotation for a change of the image in place: the previous version, and the restarts of the container before
 /// the change. The operator removes it when the member is healthy again.

@@ -272,6 +272,8 @@ pub struct VerificationInputs {
     pub has_turn: bool,
     /// The image of the operators. `None` if it is unknown or not needed.
     pub image: Option<OperatorImage>,
+    /// `spec.image` of the EtcdCluster, if the backup has the version of this image.
+    pub etcd_image: Option<String>,
     /// The repository of etcd images in the spec of the EtcdCluster.
     pub repository: Option<String>,
 }

@@ -39,9 +39,8 @@ pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
         },
         image: version
             .as_ref()
-            .map(|version| version.image(&spec.repository))
+            .map(|version| spec.image_of(version))
             .unwrap_or_default(),
-        repository: spec.repository.clone(),
         version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
         spec_hash: spec_hash(spec),
         replace_after: spec.replace_after(),

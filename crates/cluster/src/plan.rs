@@ -32,6 +32,7 @@ mod kept_volumes;
 mod member_objects;
 mod membership;
 mod objects;
+mod pinned;
 mod quorum;
 mod raft_log;
 mod recovery;

@@ -61,6 +61,7 @@ lists_of_reasons! {
         TLSSwitchRefused,
         Unschedulable,
         UpgradeStopped,
+        VersionMismatch,
         VersionRefused,
         VolumeLost,
         VolumesKept,

@@ -22,7 +22,8 @@ use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::{Upkeep, UpkeepRule};
 
-pub use pod::{Cause, Changed, Ending, Pod, Role, Trouble};
+pub use member::Changed;
+pub use pod::{Cause, Ending, Pod, Role, Trouble};
 pub use volume::{Claim, Disk, Removal, RetentionNotes};
 
 /// The bootstrap in the status (`status.bootstrap`). The operator records it before it creates the first object.
@@ -253,10 +254,8 @@ pub struct Desired {
     pub upkeep: UpkeepRule,
     /// `spec.version`: the desired etcd version.
     pub version: String,
-    /// The image of `spec.repository` and `spec.version`.
+    /// `spec.image`, or the image of `spec.repository` and `spec.version`.
     pub image: String,
-    /// `spec.repository`: the image without its tag.
-    pub repository: String,
     /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node before it is replaced.
@@ -314,24 +313,5 @@ mod tests {
             Removal::read("yesterday"),
             Removal::ByOthers { majority: true, .. }
         ));
-    }
-
-    #[test]
-    fn image_change_annotation_round_trips() {
-        for (note, from, restarts, unreadable) in [
-            ("3.6.16/2", "3.6.16", 2, false),
-            ("3.6.16/-1/unreadable", "3.6.16", -1, true),
-            ("/0", "", 0, false),
-        ] {
-            let changed = Changed {
-                from: from.to_owned(),
-                restarts,
-                unreadable,
-            };
-            assert_eq!(changed.note(), note);
-            assert_eq!(Changed::read(note), Some(changed));
-        }
-        assert_eq!(Changed::read("3.6.16"), None);
-        assert_eq!(Changed::read("3.6.16/often"), None);
     }
 }

@@ -129,7 +129,7 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
 /// The image and the etcd version of a pod, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image in the annotation. If the annotation is missing, or its tag is not the tag of the container, the
+    /// The image in the annotation. If the annotation is missing, or has another tag or digest than the container, the
     /// image of the container.
     pub image: String,
     /// The etcd version, or `None` if it is unknown.
@@ -138,12 +138,21 @@ pub struct Notes {
 
 impl Notes {
     /// Reads the annotations of a pod. A webhook may replace the registry in the container, so the annotation contains
-    /// the requested image. If the tags differ, a user has changed the annotation, and it is ignored.
+    /// the requested image. If the tags or the digests differ, a user has changed the annotation, and it is ignored.
+    ///
+    /// If the requested image has a digest, its tag has no effect, so the version is the version in the annotation.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
         let noted = annotation(pod, names::ANNOTATION_IMAGE).cloned();
-        let Some(tag) = tag(&image) else {
+        let noted = noted.filter(|noted| {
+            let pinned = digest(noted);
+            pinned.is_none() || pinned == digest(&image)
+        });
+        let is_pinned = noted
+            .as_deref()
+            .is_some_and(|noted| digest(noted).is_some());
+        let Some(tag) = tag(&image).filter(|_| !is_pinned) else {
             return Self {
                 image: noted.unwrap_or(image),
                 version,
@@ -189,6 +198,11 @@ fn image(pod: &Pod) -> String {
 fn tag(image: &str) -> Option<&str> {
     let name = image.split('@').next()?.rsplit('/').next()?;
     name.split_once(':').map(|(_, tag)| tag)
+}
+
+/// The digest of an image, if it has one.
+fn digest(image: &str) -> Option<&str> {
+    image.split_once('@').map(|(_, digest)| digest)
 }
 
 /// The TLS settings of a pod, as text for its annotation.

@@ -128,6 +128,7 @@ mod tests {
             r#"{"size":5}"#,
             r#"{"version":"3.6.16"}"#,
             r#"{"repository":"registry.local/etcd"}"#,
+            r#"{"image":"registry.local/etcd@sha256:ab"}"#,
             r#"{"pod":{}}"#,
             r#"{"pod":{"labels":{"team":"a"},"annotations":{"note":"b"}}}"#,
             r#"{"pod":{"resources":{"requests":{"cpu":"1"},"limits":{"memory":"1Gi"}}}}"#,

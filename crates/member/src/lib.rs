@@ -17,6 +17,7 @@ pub mod certificate;
 mod difference;
 mod flags;
 mod hash;
+mod image;
 mod network;
 mod pod;
 mod probe;
@@ -35,6 +36,7 @@ pub use difference::{
 };
 pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, snapshot_count};
 pub use hash::spec_hash;
+pub use image::{Changed, pull_problem, set_image};
 pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, is_image_failure, pod, pod_security};
 pub use seed::{

@@ -74,7 +74,7 @@ fn annotations(
     );
     annotations.insert(
         names::ANNOTATION_IMAGE.to_owned(),
-        member.version.image(&members.spec.repository),
+        members.spec.image_of(member.version),
     );
     annotations.extend(difference::record(members.spec));
     annotations
@@ -130,7 +130,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     let variables = environment(member, policy, &arguments);
     Container {
         name: names::CONTAINER_ETCD.to_owned(),
-        image: Some(member.version.image(&members.spec.repository)),
+        image: Some(members.spec.image_of(member.version)),
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(arguments),

@@ -49,8 +49,8 @@ pub struct VerificationPod<'a> {
     pub owner: OwnerReference,
     /// Version of the etcd that made the snapshot.
     pub version: &'a EtcdVersion,
-    /// Repository of the etcd image.
-    pub repository: &'a str,
+    /// The etcd image, which contains this version.
+    pub image: String,
     /// The source of the backup.
     pub source: Source,
     /// `spec.verification` of the EtcdBackup.
@@ -149,7 +149,7 @@ fn etcd(pod: &VerificationPod<'_>) -> Container {
     ];
     Container {
         name: ETCD.to_owned(),
-        image: Some(pod.version.image(pod.repository)),
+        image: Some(pod.image.clone()),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(args.into()),
         volume_mounts: Some(vec![data_mount(), tools(true)]),
@@ -211,7 +211,7 @@ mod tests {
             namespace: "prod".to_owned(),
             owner: OwnerReference::default(),
             version: &version,
-            repository: "quay.io/coreos/etcd",
+            image: version.image("quay.io/coreos/etcd"),
             source: Source::store(&block, &version, Some("ab")),
             settings: &settings,
             operator: &OperatorImage {

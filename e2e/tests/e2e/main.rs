@@ -48,6 +48,7 @@ mod etcd_env;
 mod examples;
 mod fixtures;
 mod hibernate;
+mod image_digest;
 mod join_statefulset;
 mod manual_changes;
 mod manual_removal;

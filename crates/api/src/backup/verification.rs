@@ -61,8 +61,8 @@ pub struct Verification {
     /// Volume for the restored data. If not set, the pod uses an `emptyDir` without a size limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scratch: Option<Scratch>,
-    /// Repository of the etcd image, without a tag. The default is the repository of the EtcdCluster, or
-    /// `quay.io/coreos/etcd` without an EtcdCluster.
+    /// Repository of the etcd image, without a tag. The default is `spec.image` of the EtcdCluster if it contains the
+    /// version of the backup, else the repository of the EtcdCluster, or `quay.io/coreos/etcd` without an EtcdCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     pub repository: Option<String>,

@@ -12,7 +12,7 @@ use crate::backup::copy_problems;
 use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::{Problem, names_of_set};
 use crate::storage::{StorageBlock, StorageType};
-use crate::version::EtcdVersion;
+use crate::version::{DEFAULT_REPOSITORY, EtcdVersion};
 
 /// The minimum validity of a generated certificate. The operator renews a certificate in the last third of its
 /// validity, and members need time to read the new certificate.
@@ -47,6 +47,7 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
             "use major, minor and patch number, such as 3.7.3",
         ));
     }
+    problems.extend(image_problem(spec));
     if let BootstrapMode::Unknown(text) = &spec.bootstrap {
         problems.push(Problem::unknown(
             "spec.bootstrap",
@@ -91,6 +92,39 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems.extend(recovery_problems(spec));
     problems.extend(backup_problems(spec));
     problems
+}
+
+fn image_problem(spec: &EtcdClusterSpec) -> Option<Problem> {
+    const FIELD: &str = "spec.image";
+    let image = spec.image.as_deref()?;
+    if !has_digest(image) {
+        return Some(Problem::new(
+            FIELD,
+            format!("is {image:?}, which does not end with a digest"),
+            "use NAME@sha256:DIGEST or NAME:TAG@sha256:DIGEST",
+        ));
+    }
+    (spec.repository != DEFAULT_REPOSITORY).then(|| {
+        Problem::new(
+            FIELD,
+            "is set together with spec.repository",
+            "remove spec.repository or spec.image",
+        )
+    })
+}
+
+/// True if the image has a name and ends with a SHA-256 digest.
+fn has_digest(image: &str) -> bool {
+    let Some((name, digest)) = image.split_once("@sha256:") else {
+        return false;
+    };
+    let is_of_name =
+        |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '/' | '-');
+    let is_of_digest = |c: char| c.is_ascii_digit() || matches!(c, 'a'..='f');
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(is_of_name)
+        && digest.len() == 64
+        && digest.chars().all(is_of_digest)
 }
 
 fn deletion_problem(spec: &EtcdClusterSpec) -> Option<Problem> {

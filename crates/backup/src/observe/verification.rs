@@ -1,6 +1,8 @@
 //! Reads the inputs of a verification: the state of its pod, the images for the pod, and whether another EtcdBackup of
 //! the namespace is being verified.
 
+use api::cluster::EtcdClusterSpec;
+use api::version::EtcdVersion;
 use api::{EtcdBackup, EtcdCluster};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -37,11 +39,13 @@ pub(crate) async fn inputs(
                     ..VerificationInputs::default()
                 };
             }
+            let cluster = cluster(context, backup).await;
             VerificationInputs {
                 pod,
                 has_turn: has_turn(context, backup),
                 image: context.image.get().await.ok().cloned(),
-                repository: repository(context, backup).await,
+                etcd_image: cluster.as_ref().and_then(|spec| pinned_image(spec, backup)),
+                repository: cluster.map(|spec| spec.repository),
             }
         }
     }
@@ -57,14 +61,20 @@ async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodSt
     }
 }
 
-/// The repository of etcd images in the spec of the EtcdCluster. `None` if the EtcdCluster cannot be read; the pod
-/// then uses the default repository.
-async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<String> {
+/// The spec of the EtcdCluster. `None` if the EtcdCluster cannot be read; the pod then uses the default repository.
+async fn cluster(context: &ObserveContext, backup: &EtcdBackup) -> Option<EtcdClusterSpec> {
     let name = &backup.spec.etcd_cluster.as_ref()?.name;
     let namespace = backup.namespace().unwrap_or_default();
     let clusters = Api::<EtcdCluster>::namespaced(context.client.clone(), &namespace);
     let found = clusters.get_opt(name).await.ok().flatten();
-    found.map(|cluster| cluster.spec.repository)
+    found.map(|cluster| cluster.spec)
+}
+
+/// `spec.image` of the EtcdCluster. `None` if it is not set, or if the backup has another version than the EtcdCluster.
+fn pinned_image(spec: &EtcdClusterSpec, backup: &EtcdBackup) -> Option<String> {
+    spec.image.as_ref()?;
+    let version = backup.status.as_ref()?.etcd_version.as_deref()?;
+    spec.image_for(&EtcdVersion::parse(version).ok()?)
 }
 
 /// True if the verification may start now. By default, only one EtcdBackup of a namespace is verified at a time.

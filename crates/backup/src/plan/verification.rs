@@ -367,10 +367,12 @@ fn built(
         .as_ref()
         .ok_or_else(|| unusable("the image of the operators is not known yet"))?;
     let block = block_at(backup, location(backup).unwrap_or_default())?;
-    let repository = settings
-        .repository
-        .as_deref()
-        .or(inputs.repository.as_deref());
+    let image_of = |repository: &str| version.image(repository);
+    let etcd_image = match (&settings.repository, &inputs.etcd_image) {
+        (Some(repository), _) => image_of(repository),
+        (None, Some(pinned)) => pinned.clone(),
+        (None, None) => image_of(inputs.repository.as_deref().unwrap_or(DEFAULT_REPOSITORY)),
+    };
     let mut source = Source::store(&block, &version, status.sha256.as_deref());
     // `status.encryption_key` shows whether the newest backup is encrypted, because `spec.encryption` may have changed
     // since this backup.
@@ -393,7 +395,7 @@ fn built(
         namespace: backup.namespace().unwrap_or_default(),
         owner: backup.owner_ref(&()).unwrap_or_default(),
         version: &version,
-        repository: repository.unwrap_or(DEFAULT_REPOSITORY),
+        image: etcd_image,
         source,
         settings,
         operator: image,

@@ -50,6 +50,7 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
         cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID)
             .and_then(|id| id.parse().ok()),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
+        image: annotation(&claim.metadata, names::ANNOTATION_IMAGE),
         served: annotation(&claim.metadata, names::ANNOTATION_SERVED),
         initial: members(names::ANNOTATION_FIRST_MEMBERS),
         retention: RetentionNotes {

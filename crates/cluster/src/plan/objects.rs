@@ -272,7 +272,7 @@ enum Kind {
 fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, String)> {
     let image = &pod.image;
     match &pod.trouble {
-        Some(Trouble::Image(text)) => Some((Kind::Image, pull_problem(image, text))),
+        Some(Trouble::Image(text)) => Some((Kind::Image, member::pull_problem(image, text))),
         Some(Trouble::Unschedulable(text)) => {
             let unbound = claim.filter(|claim| claim.capacity.is_none() && text.contains(UNBOUND));
             let (kind, problem) = unbound.map_or_else(
@@ -322,82 +322,7 @@ fn no_volume(claim: &Claim) -> String {
     )
 }
 
-/// The problem of an image that the kubelet cannot pull, with the cause first. `text` is the kubelet's message.
-fn pull_problem(image: &str, text: &str) -> String {
-    let holds = |parts: &[&str]| {
-        let text = text.to_lowercase();
-        parts.iter().any(|part| text.contains(part))
-    };
-    let unreachable = [
-        "i/o timeout",
-        "no such host",
-        "connection refused",
-        "no route to host",
-        "handshake timeout",
-        "deadline exceeded",
-        "server misbehaving",
-    ];
-    let (problem, remedy) = if holds(&[
-        "unauthorized",
-        "authorization failed",
-        "access denied",
-        "forbidden",
-    ]) {
-        let remedy = "add a pull Secret to spec.pod.imagePullSecrets, or correct spec.repository";
-        (
-            "cannot be pulled, because the registry denies access",
-            remedy,
-        )
-    } else if holds(&unreachable) {
-        let remedy = "check the network and the DNS of the node, or correct spec.repository";
-        (
-            "cannot be pulled, because the node cannot reach the registry",
-            remedy,
-        )
-    } else if holds(&["not found", "manifest unknown", "does not exist"]) {
-        ("does not exist", "correct spec.version or spec.repository")
-    } else {
-        (
-            "cannot be pulled",
-            "correct spec.version or spec.repository",
-        )
-    };
-    format!("image {image} {problem}: {remedy} ({text})")
-}
-
 /// True if the pod's etcd may answer at any moment, so that frequent requests are useful.
 pub(super) fn is_about_to_answer(pod: &Pod, now: Timestamp) -> bool {
     pod.addressed && pod.trouble.is_none() && age(pod.created, now) < SLOW
-}
-
-#[cfg(test)]
-mod tests {
-    use super::pull_problem;
-
-    #[test]
-    fn image_pull_problem_names_cause_and_remedy() {
-        let image = "quay.io/coreos/etcd:v3.6.99";
-        for (text, problem, remedy) in [
-            (
-                "quay.io/coreos/etcd:v3.6.99: not found",
-                "does not exist",
-                "spec.version",
-            ),
-            (
-                "dial tcp: lookup quay.io: i/o timeout",
-                "cannot reach the registry",
-                "DNS of the node",
-            ),
-            (
-                "401 Unauthorized",
-                "denies access",
-                "spec.pod.imagePullSecrets",
-            ),
-            ("ErrImageNeverPull", "cannot be pulled", "spec.version"),
-        ] {
-            let message = pull_problem(image, text);
-            let parts = [image, problem, remedy, text];
-            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
-        }
-    }
 }

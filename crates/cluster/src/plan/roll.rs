@@ -22,7 +22,7 @@ use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, Explanation, SHORTLY, backed_up, drain, raft_log};
+use crate::plan::{BLIND, Draft, Explanation, SHORTLY, backed_up, drain, pinned, raft_log};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
@@ -59,7 +59,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
         return None;
     }
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
-    let other_image = pod.image != version.image(&desired.repository);
+    let wanted = desired.object.spec.image_for(&version);
+    let other_image = wanted.is_some_and(|image| image != pod.image);
     let fits = versions::fits(pod, &version);
     // The operator first patches the new image into the existing pod, because the patch records the previous version on
     // the pod for a rollback. A new pod has no such record, and the record on its volume is valid only until the new
@@ -102,7 +103,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if !upgrades {
         backed_up::end(&ClusterChange::Upgrade, draft);
     }
-    if needs.is_empty() && downgrade != Downgrade::TakeBack {
+    let waits = pinned::stops(view, draft);
+    if waits || needs.is_empty() && downgrade != Downgrade::TakeBack {
         return;
     }
     if repair(&course, &needs, draft) || busy {
@@ -197,7 +199,7 @@ fn stopped(view: &View, draft: &mut Draft) {
             .is_some_and(|since| age(since, now) > SLOW);
         let version = pod.version.as_deref().unwrap_or_default();
         if fails || slow {
-            let from = &changed.from;
+            let from = changed.before();
             let text = format!(
                 "{why}. The member was changed from {from} to {version}. The operator changes no other member until \
                  this member is healthy: correct spec.version, or set spec.version to {from} to roll back"
@@ -381,11 +383,16 @@ fn with_note(
     change: Result<Action, Explanation>,
     draft: &mut Draft,
 ) {
+    let image = draft.build.desired.object.spec.image_for(version);
+    let image = image.or_else(|| disk?.image.clone());
+    let image = image.filter(|image| image.contains('@'));
     let version = version.to_string();
-    let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
+    let is_noted = |disk: &Disk| disk.version.as_ref() == Some(&version) && disk.image == image;
+    let disk = disk.filter(|disk| !disk.terminating && !is_noted(disk));
     let noted = disk.map(|disk| {
         let served = versions::served_before(draft.build.observed, (member, disk), &version);
-        actions::note_version(member, &disk.uid, &version, served.as_deref())
+        let next = (version.as_str(), image.as_deref());
+        actions::note_version((member, &disk.uid), next, served.as_deref())
     });
     draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
 }
@@ -396,13 +403,21 @@ fn change_image(
     draft: &mut Draft,
 ) -> Result<Action, Explanation> {
     draft.say(format!("restart {member} with etcd {to}"));
-    let from = versions::runs(draft.build.observed, member, pod);
+    let (desired, observed, _) = draft.build.inputs();
+    let from = versions::runs(observed, member, pod);
+    // While the member does not answer, the record of its last change stays, because that image ran before.
+    let last = pod.changed.as_ref();
+    let last = last.filter(|_| observed.answer(member).is_none());
+    let is_pinned = desired.object.spec.image.is_some() || pod.image.contains('@');
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
         // If no container runs, Kubernetes may not count the first start with the new image as a restart, so the
         // recorded count is one lower.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
+        image: last
+            .and_then(|changed| changed.image.clone())
+            .or_else(|| is_pinned.then(|| pod.image.clone())),
     };
     let version = to.to_string();
     draft
@@ -442,6 +457,7 @@ pub(super) fn outdated(
     // Invariant 32: a replacement that also changes the version of the member waits for the backup.
     let waits = needs.iter().any(changes_version)
         && !backed_up::has_passed(desired, observed, &ClusterChange::Upgrade);
+    let waits = waits || pinned::mismatch(desired, observed, members).is_some();
     if !ready || images || waits {
         return None;
     }
@@ -464,7 +480,7 @@ pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> 
     let Some(target) = &course.target else {
         return draft;
     };
-    let image = target.image(&desired.repository);
+    let image = desired.object.spec.image_of(target);
     let fails = |pod: &Pod| matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
     let ours = |pod: &Pod| pod.token.as_ref() == Some(&intent.token);
     for (name, pod) in &observed.pods {

@@ -47,8 +47,9 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
             && !is_changed
             && (disk.version.as_ref() != Some(&version) || is_outdated)
         {
-            let note = actions::note_version(&member.name, &disk.uid, &version, None);
-            draft.add(note);
+            let image = Some(pod.image.as_str()).filter(|image| image.contains('@'));
+            let on = (member.name.as_str(), disk.uid.as_str());
+            draft.add(actions::note_version(on, (&version, image), None));
         }
     }
     draft

@@ -13,6 +13,7 @@ mod joining;
 mod kept_volumes;
 mod log;
 mod losses;
+mod pinned;
 mod recovered;
 mod recovery;
 mod replacing;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use etcd::ClusterId;
 use jiff::Timestamp;
-use member::Difference;
+use member::{Changed, Difference};
 
 /// A member's pod, as the planner sees it.
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
@@ -21,7 +21,7 @@ pub struct Pod {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version in the pod's annotations.
     pub version: Option<String>,
-    /// The image of the etcd container in the pod's spec.
+    /// The image that the operator requested for the etcd container.
     pub image: String,
     /// The last change of the image in place; `None` after the member has become healthy again.
     pub changed: Option<Changed>,
@@ -72,40 +72,6 @@ pub struct Pod {
     pub node: Option<String>,
     /// Creation time of the pod.
     pub created: Timestamp,
-}
-
-/// Suffix of the annotation about an image change, if the previous version could not read the data.
-const UNREADABLE: &str = "unreadable";
-
-/// A change of a pod's image in place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Changed {
-    /// The version before the change.
-    pub from: String,
-    /// Number of restarts of the container at the time of the change.
-    pub restarts: i32,
-    /// True if the previous version could not read the data either.
-    pub unreadable: bool,
-}
-
-impl Changed {
-    /// Parses the value of the annotation that records the change of the image on the pod.
-    pub fn read(note: &str) -> Option<Self> {
-        let mut words = note.split('/');
-        Some(Self {
-            from: words.next()?.to_owned(),
-            restarts: words.next()?.parse().ok()?,
-            unreadable: words.any(|word| word == UNREADABLE),
-        })
-    }
-
-    /// The value of the annotation that records the change of the image on the pod.
-    pub(crate) fn note(&self) -> String {
-        let Self { from, restarts, .. } = self;
-        let unreadable = if self.unreadable { UNREADABLE } else { "" };
-        let note = format!("{from}/{restarts}/{unreadable}");
-        note.trim_end_matches('/').to_owned()
-    }
 }
 
 impl Pod {

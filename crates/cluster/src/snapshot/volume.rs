@@ -23,6 +23,8 @@ pub struct Disk {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version that is recorded on the PVC. A recreated pod of the member starts with this version.
     pub version: Option<String>,
+    /// The image of [`Disk::version`], as recorded on the PVC; `None` if it has no digest.
+    pub image: Option<String>,
     /// The etcd version that last served the data, as recorded on the PVC; `None` if it is [`Disk::version`], or if it
     /// is unknown.
     pub served: Option<String>,

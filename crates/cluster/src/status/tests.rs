@@ -439,3 +439,20 @@ fn status_distinguishes_upgrade_in_progress_and_refused_version() {
         pair("False", "VersionRefused")
     );
 }
+
+#[test]
+fn wrong_version_of_pinned_image_is_reported() {
+    let image = "etcd@sha256:01";
+    let mut scene = Scene::formed(&["a", "b", "c"]);
+    for pod in scene.observed.pods.values_mut() {
+        image.clone_into(&mut pod.image);
+    }
+    image.clone_into(&mut scene.desired.image);
+    scene.desired.version = "3.6.17".into();
+    let spec = &mut scene.desired.object.spec;
+    (spec.image, spec.version) = (Some(image.to_owned()), "3.6.17".to_owned());
+    let status = report(&scene, None, None);
+    for kind in [ConditionType::Upgrading, ConditionType::Degraded] {
+        assert_eq!(is(&status, &kind), pair("True", "VersionMismatch"));
+    }
+}

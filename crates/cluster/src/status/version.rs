@@ -63,7 +63,8 @@ pub(super) fn upgrading(report: &Report) -> Finding {
     };
     let text = format!("{done} of {of} members run etcd {target}");
     let mut problems = report.plan.problems.iter();
-    match problems.find(|problem| problem.reason == Reason::UpgradeStopped) {
+    let stops = [Reason::UpgradeStopped, Reason::VersionMismatch];
+    match problems.find(|problem| stops.contains(&problem.reason)) {
         Some(stopped) => {
             let text = format!("{text}; {}", stopped.message);
             finding(kind, true, stopped.reason, text)

@@ -120,6 +120,7 @@ impl Mutation {
                 from: pod.version.clone().unwrap_or_default(),
                 restarts: pod.restarts,
                 unreadable: false,
+                image: None,
             },
         };
         let is_patch = |write: &Write| matches!(write, Write::PatchImage { .. });

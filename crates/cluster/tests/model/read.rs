@@ -68,6 +68,7 @@ impl World {
                 token: disk.marked.then(|| disk.token.clone()),
                 cluster_id: disk.cluster_id,
                 version: Some(self.setup.version.to_owned()),
+                image: None,
                 served: None,
                 initial: disk.initial.clone(),
                 retention: disk.retention.clone(),

@@ -379,7 +379,6 @@ impl World {
             upkeep: rule(),
             version: self.wanted_version().to_owned(),
             image: format!("etcd:v{}", self.wanted_version()),
-            repository: "etcd".to_owned(),
             spec_hash: format!("hash-{}", self.wishes.settings),
             replace_after: Duration::from_secs(self.setup.patience * 3),
             keep_volumes: Duration::from_secs(self.setup.patience * 3),

@@ -150,6 +150,50 @@ fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
 }
 
 #[test]
+fn noted_image_counts_unless_its_tag_or_digest_differs() {
+    let tagged = "quay.io/coreos/etcd:v3.6.16";
+    let pinned = "quay.io/coreos/etcd@sha256:01";
+    let odd = "registry.local/etcd:stable@sha256:01";
+    // The columns: the image in the annotation, the image of the container, and the expected image.
+    for (noted, container, expected) in [
+        (tagged, "mirror.local/etcd:v3.6.16", tagged),
+        (tagged, "mirror.local/etcd@sha256:01", tagged),
+        (tagged, "mirror.local/etcd:v3.6.16@sha256:01", tagged),
+        (
+            tagged,
+            "mirror.local/etcd:v3.6.17",
+            "mirror.local/etcd:v3.6.17",
+        ),
+        (pinned, "mirror.local/etcd@sha256:01", pinned),
+        (
+            pinned,
+            "mirror.local/etcd@sha256:02",
+            "mirror.local/etcd@sha256:02",
+        ),
+        (pinned, tagged, tagged),
+        (odd, odd, odd),
+    ] {
+        let mut pod = pod_for("{}");
+        crate::set_image(&mut pod, noted.to_owned());
+        let etcd = &mut pod.spec.as_mut().unwrap().containers[0];
+        etcd.image = Some(container.to_owned());
+        let notes = Notes::of(&pod);
+        assert_eq!(notes.image, expected, "{noted} {container}");
+        // A tag of a pinned image is not its version.
+        let version = if expected.ends_with("v3.6.17") {
+            "3.6.17"
+        } else {
+            "3.6.16"
+        };
+        assert_eq!(
+            notes.version.as_deref(),
+            Some(version),
+            "{noted} {container}"
+        );
+    }
+}
+
+#[test]
 fn changed_cpu_and_memory_are_patched_in_place_with_default_requests() {
     let pod = pod_for(MEMORY);
     let desired = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;

@@ -364,6 +364,19 @@ fn etcd_image_is_from_repository_of_spec() {
 }
 
 #[test]
+fn etcd_image_and_annotation_have_digest_of_spec() {
+    let image = "registry.local/etcd:v3.6.16@sha256:ab";
+    let spec = json!({ "version": "3.6.16", "image": image }).to_string();
+    let pod = built(&Fixture::with(&spec));
+    assert_eq!(pod["spec"]["containers"][0]["image"], image);
+    let annotations = &pod["metadata"]["annotations"];
+    assert_eq!(annotations["etcd.database.coreos.com/image"], image);
+    let other = built(&Fixture::with(&spec).version("3.5.35"));
+    let image = &other["spec"]["containers"][0]["image"];
+    assert_eq!(image, "quay.io/coreos/etcd:v3.5.35");
+}
+
+#[test]
 fn pod_tolerates_lost_node_until_replacement() {
     let tolerations = |spec: Value| {
         let pod = built(&Fixture::with(&spec.to_string()));

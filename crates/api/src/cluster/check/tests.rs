@@ -71,6 +71,56 @@ fn retained_volumes_require_members_with_volumes() {
 }
 
 #[test]
+fn image_needs_digest_and_excludes_repository() {
+    let problems = |more: &str| {
+        let spec: EtcdClusterSpec = serde_json::from_str(&format!("{{{more}}}")).unwrap();
+        fields(&validate(&cluster(spec))).join(" ")
+    };
+    let digest = "0123456789abcdef".repeat(4);
+    for name in ["etcd", "registry.local:5000/a/etcd:v3.6.16"] {
+        let image = format!(r#""image":"{name}@sha256:{digest}""#);
+        assert_eq!(problems(&image), "", "{name}");
+        let both = format!(r#"{image},"repository":"registry.local/etcd""#);
+        assert_eq!(problems(&both), "spec.image", "{name}");
+    }
+    let upper = digest.to_uppercase();
+    for image in [
+        "registry.local/etcd:v3.6.16".to_owned(),
+        "registry.local/etcd@sha256:0123".to_owned(),
+        format!("@sha256:{digest}"),
+        format!("a b@sha256:{digest}"),
+        format!("etcd@sha256:{upper}"),
+        format!("etcd@sha256:{digest}@sha256:{digest}"),
+    ] {
+        assert_eq!(
+            problems(&format!(r#""image":"{image}""#)),
+            "spec.image",
+            "{image}"
+        );
+    }
+}
+
+#[test]
+fn pinned_image_is_only_for_version_of_spec() {
+    let version = |text: &str| EtcdVersion::parse(text).unwrap();
+    let spec = EtcdClusterSpec {
+        version: "v3.6.16".into(),
+        image: Some("registry.local/etcd@sha256:ab".into()),
+        ..EtcdClusterSpec::default()
+    };
+    let pinned = Some("registry.local/etcd@sha256:ab".to_owned());
+    assert_eq!(spec.image_for(&version("3.6.16")), pinned);
+    assert_eq!(spec.image_for(&version("3.5.35")), None);
+    assert_eq!(
+        spec.image_of(&version("3.5.35")),
+        "quay.io/coreos/etcd:v3.5.35"
+    );
+    let tagged = EtcdClusterSpec::default();
+    let other = tagged.image_for(&version("3.5.35"));
+    assert_eq!(other.as_deref(), Some("quay.io/coreos/etcd:v3.5.35"));
+}
+
+#[test]
 fn unknown_change_or_invalid_backup_age_is_rejected() {
     let problems = |more: &str| {
         let text = format!(

@@ -47,6 +47,7 @@ fn inputs(pod: PodState) -> VerificationInputs {
             image: "operator:1".to_owned(),
             pull_policy: None,
         }),
+        etcd_image: None,
         repository: Some("registry.example/etcd".to_owned()),
     }
 }
@@ -171,6 +172,27 @@ fn second_verification_of_namespace_waits() {
     };
     let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
     assert_eq!(plan(&recorded, &missing, now()).step, Step::Nothing);
+}
+
+#[test]
+fn verification_pod_uses_pinned_image_of_cluster_unless_repository_is_set() {
+    let pinned = "registry.example/etcd@sha256:ab";
+    let inputs = VerificationInputs {
+        etcd_image: Some(pinned.to_owned()),
+        ..inputs(PodState::Missing)
+    };
+    let repository = json!({ "repository": "other.example/etcd" });
+    for (settings, expected) in [
+        (json!({}), pinned),
+        (repository, "other.example/etcd:v3.6.16"),
+    ] {
+        let recorded = backup(settings, running_since("2026-01-02T11:59:00Z"));
+        let Step::Create(pod) = plan(&recorded, &inputs, now()).step else {
+            panic!("no pod");
+        };
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.containers[0].image.as_deref(), Some(expected));
+    }
 }
 
 #[test]

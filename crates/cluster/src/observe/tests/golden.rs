@@ -57,6 +57,11 @@ fn cases() -> Vec<(&'static str, Value)> {
                     "resources": { "requests": { "cpu": "1" }, "limits": { "memory": "1Gi" } },
                     "tolerations": [{ "key": "a", "operator": "Exists" }], "terminationGracePeriodSeconds": 20 } }),
         ),
+        (
+            "image by digest",
+            json!({ "size": 3, "version": "3.6.16", "image": format!("registry.local/etcd@sha256:{}",
+                "0123456789abcdef".repeat(4)) }),
+        ),
     ]
 }
 

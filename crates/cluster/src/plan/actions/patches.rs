@@ -60,11 +60,17 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     action("before-note-removal", event, text, Request::Patch(patch))
 }
 
-/// Records on the PVC of a member the version with which the member starts next. `served`: the version that last served
-/// the data, if it differs (invariant 30). One request sets both annotations, so that they always match.
-pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Option<&str>) -> Action {
+/// Records on the PVC of a member the version with which the member starts next, and its image if the image has a
+/// digest. `served`: the version that last served the data, if it differs (invariant 30). One request sets all
+/// annotations, so that they always match.
+pub(crate) fn note_version(
+    (member, uid): (&str, &str),
+    (version, image): (&str, Option<&str>),
+    served: Option<&str>,
+) -> Action {
     let annotations = json!({
         names::ANNOTATION_VERSION: version,
+        names::ANNOTATION_IMAGE: image,
         names::ANNOTATION_SERVED: served,
     });
     action(
@@ -179,7 +185,7 @@ impl Builder<'_> {
     ) -> Result<Action, Explanation> {
         let parsed = EtcdVersion::parse(version);
         let parsed = parsed.map_err(|error| start::no_version(member, &error))?;
-        let image = parsed.image(&self.desired.object.spec.repository);
+        let image = self.desired.object.spec.image_of(&parsed);
         let patch = Patch {
             body: json!({
                 "metadata": {
@@ -195,7 +201,8 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // Both versions are equal if only the repository changes, or if the member never ran the version of its pod.
+        // Both versions are equal if only the repository or the digest changes, or if the member never ran the version
+        // of its pod.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {

@@ -111,8 +111,12 @@ impl Builder<'_> {
             // Invariant 35: a retained PVC has no owner, not even at its creation.
             claim.metadata.owner_references = None;
         }
+        let image = self.image(start, &version_of(start)?);
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        if image.contains('@') {
+            annotations.insert(names::ANNOTATION_IMAGE.to_owned(), image);
+        }
         if start.state == State::New {
             // The PVC of each first member records the names of all first members, so that these names survive the loss
             // of all pods and of the status.
@@ -123,8 +127,7 @@ impl Builder<'_> {
     }
 
     fn pod(&self, start: &Start) -> Result<Object, Explanation> {
-        let version = EtcdVersion::parse(&start.version);
-        let version = version.map_err(|error| no_version(&start.member, &error))?;
+        let version = version_of(start)?;
         let cluster_id = start.cluster_id.map(|id| id.to_string());
         let members = self.members_of(&start.token, cluster_id.as_deref());
         let one = |start_of| Member {
@@ -145,11 +148,31 @@ impl Builder<'_> {
             }
             State::OnDisk => member::pod(&members, &one(member::Start::OnDisk)),
         };
+        member::set_image(&mut pod, self.image(start, &version));
         if start.durable {
             on_its_volume(&mut pod, &start.member);
         }
         self.note_trust(&mut pod);
         Ok(Object::Pod(Box::new(pod)))
+    }
+
+    /// The image of a member that starts. The first of these that is known: the image that the member's PVC records for
+    /// this version, the image in the spec, the image of another member with this version.
+    fn image(&self, start: &Start, version: &EtcdVersion) -> String {
+        let spec = &self.desired.object.spec;
+        let is_same = |noted: &Option<String>| noted.as_ref() == Some(&start.version);
+        let disk = self.observed.disks.get(&start.member);
+        let recorded = disk.filter(|disk| is_same(&disk.version));
+        let of_others = || {
+            let mut pods = self.observed.pods.values();
+            let pod = pods.find(|pod| is_same(&pod.version));
+            pod.map(|pod| pod.image.clone())
+        };
+        recorded
+            .and_then(|disk| disk.image.clone())
+            .or_else(|| spec.image_for(version))
+            .or_else(of_others)
+            .unwrap_or_else(|| spec.image_of(version))
     }
 
     /// The value of `--initial-cluster`. The peer URLs come from etcd's member list, because etcd compares its flag
@@ -239,6 +262,10 @@ pub(super) fn role_of(role: Role) -> member::Role {
         Role::Voter | Role::Busy { .. } => member::Role::Voter,
         Role::Learner => member::Role::Learner,
     }
+}
+
+fn version_of(start: &Start) -> Result<EtcdVersion, Explanation> {
+    EtcdVersion::parse(&start.version).map_err(|error| no_version(&start.member, &error))
 }
 
 /// The problem of a member whose etcd version cannot be parsed.

@@ -148,6 +148,7 @@ fn updated_member_stays_drained_until_update_is_complete() {
         from: "3.6.15".into(),
         restarts: 0,
         unreadable: false,
+        image: None,
     });
     assert_eq!(roles(&scene), []);
     scene.observed.pods.get_mut("b").unwrap().changed = None;

@@ -173,6 +173,7 @@ fn image_change_record_is_cleared_before_next_image_change() {
         from: "3.6.16".into(),
         restarts: 1,
         unreadable: true,
+        image: None,
     }));
     let writes = scene.writes();
     let settles =

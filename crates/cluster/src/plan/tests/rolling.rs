@@ -89,6 +89,7 @@ impl Scene {
             from: from.to_owned(),
             restarts: 0,
             unreadable: false,
+            image: None,
         });
         self.observed.statuses.remove(member);
         self
@@ -387,6 +388,7 @@ fn image_change_record_is_cleared_after_restart_of_member() {
         from: "3.5.35".into(),
         restarts: 0,
         unreadable: false,
+        image: None,
     });
     assert!(scene.writes().is_empty(), "{:?}", scene.writes());
     scene.observed.pods.get_mut("b").unwrap().restarts = 1;
@@ -541,7 +543,7 @@ fn minor_upgrade_changes_image_before_pod_is_recreated() {
 #[test]
 fn changed_repository_in_spec_changes_image_of_members() {
     let mut scene = Scene::formed(&["a", "b", "c"]).compared();
-    scene.desired.repository = "registry.local/etcd".into();
+    scene.desired.object.spec.repository = "registry.local/etcd".into();
     assert_eq!(patched(&scene), one("b", "3.6.16"));
 }
 

@@ -109,6 +109,16 @@ fn seed_containers_use_operator_and_member_images() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
+#[test]
+fn seed_has_pinned_image_of_spec() {
+    let image = "registry.local/etcd@sha256:ab";
+    let pod = built(
+        json!({ "version": "3.6.16", "image": image }),
+        &with_secret(),
+    );
+    assert_eq!(pod["spec"]["containers"][0]["image"], image);
+}
+
 /// Invariant 14: credentials are files that only one container mounts. They are not in environment variables or
 /// arguments.
 #[test]

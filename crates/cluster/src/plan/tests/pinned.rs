@@ -1,0 +1,207 @@
+//! `spec.image`: an image with a digest, whose version of etcd only a running member shows.
+
+use super::rolling::{one, patched, towards};
+use super::scene::Scene;
+use crate::action::{Object, Request};
+use crate::plan::tests::writes::Write;
+use crate::reason::Reason;
+use crate::snapshot::Changed;
+
+const OLD: &str = "registry.local/etcd@sha256:01";
+const NEW: &str = "registry.local/etcd@sha256:02";
+const OTHER: &str = "registry.local/etcd@sha256:03";
+
+impl Scene {
+    /// Sets the image of the pods of these members.
+    fn with_image(mut self, members: &[&str], image: &str) -> Self {
+        for member in members {
+            let pod = self.observed.pods.get_mut(*member).unwrap();
+            image.clone_into(&mut pod.image);
+        }
+        self
+    }
+
+    /// Sets the image and the version in the spec.
+    fn pins(mut self, image: &str, version: &str) -> Self {
+        self = self.wants(version);
+        image.clone_into(&mut self.desired.image);
+        let spec = &mut self.desired.object.spec;
+        spec.image = Some(image.to_owned());
+        version.clone_into(&mut spec.version);
+        self
+    }
+}
+
+/// A cluster with the image `OLD` of etcd `from`. The spec has the image `NEW` of etcd `to`.
+fn pinned(from: &str, to: &str) -> Scene {
+    let scene = towards(from, to).compared();
+    scene.with_image(&["a", "b", "c"], OLD).pins(NEW, to)
+}
+
+/// The patches of the plan: the images in patches of pods, and the images in annotations of pods and PVCs.
+fn images(scene: &Scene) -> (Vec<String>, Vec<String>) {
+    let plan = scene.drained().built();
+    let actions = plan.step.chains.iter().flatten();
+    let (mut set, mut noted) = (Vec::new(), Vec::new());
+    for action in actions {
+        let Request::Patch(patch) = &action.request else {
+            continue;
+        };
+        let image = &patch.body["spec"]["containers"][0]["image"];
+        set.extend(image.as_str().map(str::to_owned));
+        let note = &patch.body["metadata"]["annotations"]["etcd.database.coreos.com/image"];
+        noted.extend(note.as_str().map(str::to_owned));
+    }
+    (set, noted)
+}
+
+/// The versions that the plan sets in the annotations of pods without a restart.
+fn corrected(scene: &Scene) -> Vec<(String, String)> {
+    let writes = scene.writes().into_iter();
+    let corrected = writes.filter_map(|write| match write {
+        Write::PatchMetadata { member, patch, .. } => {
+            let version = patch.annotations.get("etcd.version")?.clone()?;
+            Some((member, version))
+        }
+        _ => None,
+    });
+    corrected.collect()
+}
+
+#[test]
+fn invariant_18_changed_digest_restarts_followers_one_by_one() {
+    let scene = pinned("3.6.16", "3.6.16");
+    assert_eq!(patched(&scene), one("b", "3.6.16"));
+    assert_eq!(images(&scene).0, [NEW]);
+    let changed = scene.changed("b", "3.6.16", "3.6.16");
+    assert_eq!(patched(&changed.with_image(&["b"], NEW)), []);
+    let next = pinned("3.6.16", "3.6.16").with_image(&["b"], NEW);
+    assert_eq!(patched(&next), one("c", "3.6.16"));
+    let done = pinned("3.6.16", "3.6.16").with_image(&["a", "b", "c"], NEW);
+    assert_eq!(patched(&done), []);
+    assert_eq!(done.problems(), []);
+}
+
+#[test]
+fn change_from_tag_to_digest_and_back_restarts_members() {
+    let tagged = towards("3.6.16", "3.6.16").compared();
+    let to_digest = tagged.clone().pins(NEW, "3.6.16");
+    assert_eq!(patched(&to_digest), one("b", "3.6.16"));
+    let to_tag = tagged.with_image(&["a", "b", "c"], OLD);
+    assert_eq!(patched(&to_tag), one("b", "3.6.16"));
+    assert_eq!(images(&to_tag).0, ["etcd:v3.6.16"]);
+}
+
+#[test]
+fn upgrade_records_image_and_version_before_change() {
+    let scene = pinned("3.5.35", "3.6.16");
+    assert_eq!(patched(&scene), one("b", "3.6.16"));
+    let writes = scene.drained().writes().into_iter();
+    let changes = writes.filter_map(|write| match write {
+        Write::PatchImage { changed, .. } => Some(changed),
+        _ => None,
+    });
+    let changes: Vec<Changed> = changes.collect();
+    assert_eq!(changes[0].before(), format!("3.5.35 (image {OLD})"));
+}
+
+#[test]
+fn failed_digest_stops_rollout_and_can_be_rolled_back() {
+    let scene = pinned("3.6.16", "3.6.16");
+    let scene = scene.changed("b", "3.6.16", "3.6.16").image_missing("b");
+    let mut scene = scene.with_image(&["b"], NEW);
+    let pod = scene.observed.pods.get_mut("b").unwrap();
+    pod.changed.as_mut().unwrap().image = Some(OLD.to_owned());
+    assert_eq!(patched(&scene), []);
+    let problems = scene.plan().problems;
+    let stopped = problems
+        .iter()
+        .find(|problem| problem.reason == Reason::UpgradeStopped);
+    let message = &stopped.unwrap().message;
+    let remedy = format!("set spec.version to 3.6.16 (image {OLD}) to roll back");
+    assert!(message.contains(&remedy), "{message}");
+    let back = scene.pins(OLD, "3.6.16");
+    assert_eq!(patched(&back), one("b", "3.6.16"));
+    assert_eq!(images(&back).0, [OLD]);
+}
+
+/// A cluster of etcd 3.5.35 in which `b` has the new image. The image contains 3.6.15, but the spec says 3.6.16.
+fn mislabeled() -> Scene {
+    let scene = pinned("3.5.35", "3.6.16").made_for("b", "3.6.16");
+    scene.with_image(&["b"], NEW).answers_as("b", "3.6.15")
+}
+
+#[test]
+fn invariant_39_wrong_version_of_image_stops_rollout() {
+    let scene = mislabeled();
+    assert_eq!(patched(&scene), []);
+    assert_eq!(corrected(&scene), one("b", "3.6.15"));
+    assert_eq!(scene.problems(), [Reason::VersionMismatch]);
+    let noted = mislabeled().made_for("b", "3.6.15");
+    let noted = noted.with_image(&["b"], NEW);
+    assert_eq!((patched(&noted), corrected(&noted)), (vec![], vec![]));
+    assert_eq!(noted.problems(), [Reason::VersionMismatch]);
+    // The user can correct the version or the image.
+    let version = noted.clone().pins(NEW, "3.6.15");
+    assert_eq!(patched(&version), one("c", "3.6.15"));
+    assert_eq!(version.problems(), []);
+    let image = noted.pins(OTHER, "3.6.16");
+    assert_eq!(patched(&image), one("b", "3.6.16"));
+    assert_eq!(image.problems(), []);
+}
+
+#[test]
+fn invariant_39_new_version_without_new_image_is_reported() {
+    let scene = pinned("3.6.16", "3.6.16").pins(OLD, "3.6.17");
+    assert_eq!(patched(&scene), []);
+    assert_eq!(corrected(&scene), []);
+    assert_eq!(scene.problems(), [Reason::VersionMismatch]);
+}
+
+#[test]
+fn invariant_39_answer_of_old_container_is_not_compared() {
+    let mut scene = mislabeled().answers_as("b", "3.5.35");
+    scene.observed.pods.get_mut("b").unwrap().changed = Some(Changed {
+        from: "3.5.35".to_owned(),
+        restarts: 0,
+        unreadable: false,
+        image: Some(OLD.to_owned()),
+    });
+    assert_eq!((patched(&scene), corrected(&scene)), (vec![], vec![]));
+    assert_eq!(scene.problems(), []);
+}
+
+#[test]
+fn recreated_pod_has_recorded_image_of_its_version() {
+    let scene = Scene::formed(&["a", "b", "c"]).durable();
+    let scene = scene.all_run("3.5.35").with_image(&["a", "b", "c"], OLD);
+    let mut scene = scene.pins(NEW, "3.6.16").without_pod("b");
+    let image_of_b = |scene: &Scene| {
+        let plan = scene.built();
+        let pods = plan.step.chains.iter().flatten().filter_map(|action| {
+            let Request::Create(Object::Pod(pod)) = &action.request else {
+                return None;
+            };
+            pod.spec.as_ref()?.containers.first()?.image.clone()
+        });
+        pods.collect::<Vec<String>>()
+    };
+    // Without a record on the PVC, the image of the other members with this version is used.
+    assert_eq!(image_of_b(&scene), [OLD]);
+    let disk = scene.observed.disks.get_mut("b").unwrap();
+    disk.image = Some(OTHER.to_owned());
+    assert_eq!(image_of_b(&scene), [OTHER]);
+    // A pod with the version of the spec has the image of the spec, unless the PVC records another image.
+    let disk = scene.observed.disks.get_mut("b").unwrap();
+    (disk.version, disk.image) = (Some("3.6.16".to_owned()), None);
+    assert_eq!(image_of_b(&scene), [NEW]);
+}
+
+#[test]
+fn changed_image_is_recorded_on_volume_before_restart() {
+    let scene = Scene::formed(&["a", "b", "c"]).durable().compared();
+    let scene = scene.with_image(&["a", "b", "c"], OLD).pins(NEW, "3.6.16");
+    // One note on the PVC, and one on the pod with the new image.
+    let (set, noted) = images(&scene);
+    assert_eq!((set.len(), noted), (1, vec![NEW.to_owned(); 2]));
+}
