@@ -315,7 +315,9 @@ mod tests {
     #[tokio::test]
     async fn segments_are_spooled_to_directory_up_to_its_limit_if_memory_is_full() {
         let directory = tempfile::tempdir().unwrap();
-        let local = LocalStore::new(directory.path().join("store"));
+        let store = directory.path().join("store");
+        fs::create_dir(&store).unwrap();
+        let local = LocalStore::new(store);
         let spool = Spool {
             directory: directory.path().join("spool"),
             limit: 1,

@@ -217,9 +217,9 @@ impl SizedChain {
         let sizes: HashMap<SegmentName, u64> = named
             .filter_map(|(name, size)| Some((SegmentName::parse(&name)?, size)))
             .collect();
-        let names: Vec<SegmentName> = sizes.keys().copied().collect();
+        let segments: Vec<SegmentName> = sizes.keys().copied().collect();
         Ok(Self {
-            chain: Chain::find(base, &names),
+            chain: Chain::find(base, &segments),
             sizes,
         })
     }

@@ -49,6 +49,7 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
         report_lost: report.is_none() && fetch.is_some_and(ended_well),
         other_backup: None,
         checks_sha256: false,
+        replays: false,
         joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: ended.or(trouble).or(unscheduled),
         fetching: prepare.iter().any(|status| {

@@ -132,7 +132,8 @@ fn chosen(
     found: &FoundPoint,
 ) -> Result<ChosenBackup, Trouble> {
     let base = &found.base.base;
-    let bucket = directory.source().path().strip_suffix(key);
+    let source = directory.source();
+    let bucket = source.path().strip_suffix(key);
     let (Some(bucket), Some(time), Some(base_time)) =
         (bucket, micro_time(found.at.time), micro_time(base.created))
     else {
