@@ -53,8 +53,8 @@ impl Load {
             let client = connection.client.clone();
             let counters = Arc::clone(&counters);
             let interval = rate.map(|rate| Duration::from_secs(1) * CLIENTS / rate.max(1));
-            let begin = begun + interval.unwrap_or_default() * number / CLIENTS;
-            tokio::spawn(write(client, number, begin, interval, counters))
+            let first = begun + interval.unwrap_or_default() * number / CLIENTS;
+            tokio::spawn(write(client, number, first, interval, counters))
         });
         Ok(Self {
             tasks: tasks.collect(),

@@ -45,7 +45,7 @@ pub enum Command {
     /// Fetch the snapshot to the data volume and verify it
     Fetch(Box<Fetch>),
     /// Create the data directory from the snapshot, verify it, and run etcd
-    Start(Start),
+    Start(Box<Start>),
 }
 
 /// Paths in the seed's pod.

@@ -103,7 +103,8 @@ impl Recorded {
         let stopped = async {
             let _ = stopped.await;
         };
-        let mut run = pin!(capture.run(&etcd.client_url, stopped));
+        let url = etcd.client_url.clone();
+        let mut run = pin!(capture.run(&url, stopped));
         let work = async {
             let revisions = change(&mut client).await;
             let last = revisions.last().copied().unwrap();
