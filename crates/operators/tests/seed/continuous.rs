@@ -181,8 +181,8 @@ impl Recorded {
 
 /// All properties of a key.
 #[derive(Debug, PartialEq, Eq)]
-struct Key {
-    key: Vec<u8>,
+struct KeyState {
+    name: Vec<u8>,
     value: Vec<u8>,
     create_revision: i64,
     mod_revision: i64,
@@ -190,10 +190,10 @@ struct Key {
     lease: i64,
 }
 
-impl From<&KeyValue> for Key {
+impl From<&KeyStateValue> for Key {
     fn from(kv: &KeyValue) -> Self {
         Self {
-            key: kv.key().to_vec(),
+            name: kv.key().to_vec(),
             value: kv.value().to_vec(),
             create_revision: kv.create_revision(),
             mod_revision: kv.mod_revision(),
@@ -203,10 +203,10 @@ impl From<&KeyValue> for Key {
     }
 }
 
-async fn keys(client: &mut Client, revision: i64) -> Vec<Key> {
+async fn keys(client: &mut Client, revision: i64) -> Vec<KeyState> {
     let options = GetOptions::new().with_all_keys().with_revision(revision);
     let answer = client.get("", Some(options)).await.unwrap();
-    answer.kvs().iter().map(Key::from).collect()
+    answer.kvs().iter().map(KeyState::from).collect()
 }
 
 /// Waits until the store has all segments up to this revision.
@@ -223,7 +223,7 @@ async fn stored(store: &S3Store, base: &StoredBase, revision: i64) {
 }
 
 async fn seed_restores_exact_revisions(minor: &'static str) {
-    let recorded = Recorded::new(minor).await;
+    let recorded = Box::pin(Recorded::new(minor)).await;
     let (first, last) = (recorded.base.base.revision, recorded.last());
     let some = recorded.revisions.iter().copied().step_by(17);
     let points: Vec<i64> = some.chain([first, first + 1, last]).collect();
@@ -253,23 +253,23 @@ async fn seed_restores_exact_revisions(minor: &'static str) {
 
 #[tokio::test]
 async fn seed_restores_exact_revisions_of_etcd_3_5() {
-    seed_restores_exact_revisions("3.5").await;
+    Box::pin(seed_restores_exact_revisions("3.5")).await;
 }
 
 #[tokio::test]
 async fn seed_restores_exact_revisions_of_etcd_3_6() {
-    seed_restores_exact_revisions("3.6").await;
+    Box::pin(seed_restores_exact_revisions("3.6")).await;
 }
 
 #[tokio::test]
 async fn seed_restores_exact_revisions_of_etcd_3_7() {
-    seed_restores_exact_revisions("3.7").await;
+    Box::pin(seed_restores_exact_revisions("3.7")).await;
 }
 
 /// The container of etcd replays the changes, and then becomes the member. It needs neither the store nor its Secret.
 #[tokio::test]
 async fn interrupted_replay_begins_again_with_snapshot() {
-    let recorded = Recorded::new("3.6").await;
+    let recorded = Box::pin(Recorded::new("3.6")).await;
     let at = recorded.revisions[40];
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let (arguments, prepared) = recorded.seed(at, &peer_url);
@@ -300,7 +300,7 @@ async fn interrupted_replay_begins_again_with_snapshot() {
 /// Invariant 38: the data directory gets its name only with exactly the requested revision.
 #[tokio::test]
 async fn invariant_38_seed_with_missing_or_damaged_changes_fails() {
-    let recorded = Recorded::new("3.6").await;
+    let recorded = Box::pin(Recorded::new("3.6")).await;
     let at = recorded.revisions[60];
     let (arguments, prepared) = recorded.seed(at, "http://127.0.0.1:1");
     // A segment is damaged on the volume, after it was fetched.

@@ -52,7 +52,6 @@ pub(super) fn report(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
 
 #[cfg(test)]
 mod tests {
-    use api::cluster::EtcdClusterSpec;
     use serde_json::json;
 
     use super::*;
@@ -151,7 +150,7 @@ mod tests {
         assert!(!is_dry_run(&started));
         // Without the dry run, the same snapshot leads to the next step of the restore.
         let ready = Snapshot {
-            source: Source::Ready(Box::new(EtcdClusterSpec::default())),
+            source: Source::Ready(Box::default()),
             ..absent
         };
         let next = plan(&recorded(false), &ready).action;

@@ -209,7 +209,8 @@ async fn throughput(
         with_agent: 0.0,
         without_agent: 0.0,
     };
-    for with_agent in [number % 2 == 1, number % 2 == 0] {
+    let is_even = number.is_multiple_of(2);
+    for with_agent in [!is_even, is_even] {
         let name = format!("throughput-{number}");
         let agent = if with_agent {
             Some(start(sandbox, bucket, &name).await?)
