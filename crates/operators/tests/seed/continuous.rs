@@ -190,7 +190,7 @@ struct KeyState {
     lease: i64,
 }
 
-impl From<&KeyStateValue> for Key {
+impl From<&KeyValue> for KeyState {
     fn from(kv: &KeyValue) -> Self {
         Self {
             name: kv.key().to_vec(),
