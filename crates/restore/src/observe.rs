@@ -2,6 +2,7 @@
 //! be read is `Unknown`.
 
 mod backup;
+mod bucket;
 mod copies;
 pub(crate) mod members;
 mod pod;

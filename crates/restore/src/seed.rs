@@ -144,6 +144,16 @@ fn shorten(mut message: String) -> String {
     message
 }
 
+/// The remedy if recorded changes cannot be replayed.
+const OTHER_POINT: &str =
+    "create a new EtcdRestore with another point in spec.continuous.at, or restore a backup";
+
+/// An error of the recorded changes, which cannot be restored to the requested point.
+fn unusable(why: &str) -> Trouble {
+    let message = format!("the recorded changes cannot be restored: {why}; {OTHER_POINT}");
+    Trouble::new(Reason::SnapshotUnreadable, message)
+}
+
 /// An error of the data volume. The message contains a remedy if one is known.
 fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     let remedy = match error.kind() {

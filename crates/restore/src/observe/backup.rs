@@ -3,15 +3,16 @@
 use api::backup::{StoredBackup, name};
 use api::cluster::EtcdClusterSpec;
 use api::restore::ChosenBackup;
-use api::storage::{PvcSource, SecretName, StorageBlock, StorageSource, StorageType};
+use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::slots::Place;
 use store::encryption::Keys;
 use tokio::time::timeout;
 
+use super::bucket::{open, secret};
 use super::stored::{newest, newest_by};
 use super::{ObserveContext, STORE_TIMEOUT, copies, point, read};
 use crate::encryption;
@@ -19,7 +20,7 @@ use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
-use crate::source::{self, OpenedSource, SecretData};
+use crate::source;
 
 /// Returns the recorded backup if it is valid, or else the backup in the spec. While the restore holds the lock
 /// (`locked`), the record is always valid, because a seed may use this backup.
@@ -226,22 +227,6 @@ async fn check_one(
     })
 }
 
-/// Opens a bucket with the Secrets that its block names, if the namespace may access it.
-pub(super) async fn open(
-    context: &ObserveContext<'_>,
-    namespace: &str,
-    block: &StorageBlock,
-) -> Result<OpenedSource, Trouble> {
-    let source = block.source();
-    let ambient = store::ambient(&source).is_some();
-    let allowed = context.grants.check(namespace, &source, ambient);
-    allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
-    let named = source.secrets();
-    let credentials = secret(context, namespace, named.credentials).await?;
-    let ca = secret(context, namespace, named.ca).await?;
-    source::open(block, credentials.as_ref(), ca.as_ref(), None).await
-}
-
 /// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read and check the backup on it.
 async fn check_pvc(
     context: &ObserveContext<'_>,
@@ -269,29 +254,4 @@ async fn check_pvc(
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
     }
-}
-
-async fn secret(
-    context: &ObserveContext<'_>,
-    namespace: &str,
-    named: Option<SecretName<'_>>,
-) -> Result<Option<SecretData>, Trouble> {
-    let Some(SecretName { field, name }) = named else {
-        return Ok(None);
-    };
-    let secret = read::<Secret>(context.client, namespace, name)
-        .await
-        .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;
-    let missing = || {
-        let message = format!(
-            "{field}: there is no Secret {name} in {namespace}: create it, or correct the name"
-        );
-        Trouble::new(Reason::SecretMissing, message)
-    };
-    let data = secret.ok_or_else(missing)?.data.unwrap_or_default();
-    Ok(Some(
-        data.into_iter()
-            .map(|(key, value)| (key, value.0))
-            .collect(),
-    ))
 }

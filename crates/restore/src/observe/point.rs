@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use runtime::slots::Place;
 use tokio::time::timeout;
 
-use super::{ObserveContext, backup};
+use super::{ObserveContext, bucket};
 use crate::plan::choice;
 use crate::reason::{Reason, Trouble};
 use crate::source::{self, OpenedSource};
@@ -65,7 +65,7 @@ pub(super) async fn find(
         return Err(Trouble::new(Reason::NotSupported, message));
     }
     let search = async {
-        let opened = backup::open(context, namespace, &directory).await?;
+        let opened = bucket::open(context, namespace, &directory).await?;
         let location = choice::location(&directory);
         let reads = context.reads.acquire(Place {
             namespace: namespace.to_owned(),

@@ -16,8 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use store::LocalStore;
 use store::progress::{self, Meter, Moved};
 
-use super::replay::unusable;
-use super::volume_trouble;
+use super::{unusable, volume_trouble};
 use crate::reason::{Reason, Trouble};
 
 /// Interval of checks whether etcd serves.

@@ -18,13 +18,9 @@ use store::Store;
 use store::progress::{Meter, Moved};
 
 use super::local_etcd::LocalEtcd;
-use super::{Contents, Paths, volume_trouble};
+use super::{Contents, Paths, unusable, volume_trouble};
 use crate::reason::{Reason, Trouble};
 use crate::source;
-
-/// The remedy if recorded changes cannot be replayed.
-const OTHER_POINT: &str =
-    "create a new EtcdRestore with another point in spec.continuous.at, or restore a backup";
 
 /// Recorded changes that are fetched together with the snapshot of their base.
 #[derive(Args, Clone, Debug, Default)]
@@ -122,11 +118,6 @@ fn copy_trouble(error: &CopyError, directory: &Path) -> Trouble {
         CopyError::Write { key, error } => volume_trouble("write", &directory.join(key), error),
         error => unusable(&Chain(error).to_string()),
     }
-}
-
-pub(super) fn unusable(why: &str) -> Trouble {
-    let message = format!("the recorded changes cannot be restored: {why}; {OTHER_POINT}");
-    Trouble::new(Reason::SnapshotUnreadable, message)
 }
 
 /// Replays the fetched changes into the data directory `data`, which was restored from the snapshot of the base.
