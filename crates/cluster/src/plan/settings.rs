@@ -25,8 +25,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: if the version recorded on a volume differs from the version of the pod that uses the volume, records
-/// the version of the pod.
+/// Invariant 26: if the version or the image recorded on a volume differs from the pod that uses the volume, records
+/// the version and the image of the pod.
 ///
 /// Invariant 30: when the version of the pod serves, the record of the version that served before is removed.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
@@ -34,20 +34,22 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     let target = versions::course(build.desired, build.observed).target;
     for (member, pod) in staying(view) {
         let disk = member.disk.filter(|disk| !disk.terminating);
-        let made_for = versions::made_for(pod);
-        let is_changed = target.is_some() && made_for != target;
-        // The version in etcd's answer (`runs`) is checked too, because the container of a ready pod may still have the
-        // image from before a change.
+        let (Some(disk), Some(made_for)) = (disk, versions::made_for(pod)) else {
+            continue;
+        };
+        let is_changed = target.as_ref().is_some_and(|target| *target != made_for);
+        // The version in etcd's answer is checked too, because the container of a ready pod may still have the image
+        // from before a change.
         let answer = build.observed.answer(&member.name);
         let runs = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
-        let is_outdated = disk.is_some_and(|disk| disk.served.is_some()) && runs == made_for;
-        let version = made_for.map(|version| version.to_string());
-        if let (Some(disk), Some(version)) = (disk, version)
-            && pod.ready
-            && !is_changed
-            && (disk.version.as_ref() != Some(&version) || is_outdated)
-        {
-            let image = Some(pod.image.as_str()).filter(|image| image.contains('@'));
+        let image = Some(pod.image.as_str()).filter(|image| image.contains('@'));
+        // After an interrupted change, the volume can record an image that never ran. This record is corrected only
+        // while the pod has the image of the spec, because `roll` records the next image before it changes the pod.
+        let wanted = build.desired.object.spec.image_for(&made_for);
+        let is_stale = wanted.as_ref() == Some(&pod.image) && disk.image.as_deref() != image;
+        let is_outdated = (disk.served.is_some() || is_stale) && runs.as_ref() == Some(&made_for);
+        let version = made_for.to_string();
+        if pod.ready && !is_changed && (disk.version.as_ref() != Some(&version) || is_outdated) {
             let on = (member.name.as_str(), disk.uid.as_str());
             draft.add(actions::note_version(on, (&version, image), None));
         }

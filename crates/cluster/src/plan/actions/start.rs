@@ -158,18 +158,27 @@ impl Builder<'_> {
 
     /// The image of a member that starts. The first of these that is known: the image that the member's PVC records for
     /// this version, the image in the spec, the image of another member with this version.
+    ///
+    /// Invariant 26: for the version in the spec, the record counts only if a ready pod has the same image. The record
+    /// of an interrupted change, or of other software, then does not prevail over the spec. A rollout that has stopped
+    /// does not continue with the members that lose their pods, because the unchanged members still have the former
+    /// image. For another version, the record always counts: after a failed upgrade, the spec no longer names the image
+    /// of that version.
     fn image(&self, start: &Start, version: &EtcdVersion) -> String {
         let spec = &self.desired.object.spec;
         let is_same = |noted: &Option<String>| noted.as_ref() == Some(&start.version);
         let disk = self.observed.disks.get(&start.member);
         let recorded = disk.filter(|disk| is_same(&disk.version));
+        let pods = || self.observed.pods.values();
         let of_others = || {
-            let mut pods = self.observed.pods.values();
-            let pod = pods.find(|pod| is_same(&pod.version));
+            let pod = pods().find(|pod| is_same(&pod.version));
             pod.map(|pod| pod.image.clone())
         };
+        let is_of_spec = EtcdVersion::parse(&spec.version).is_ok_and(|own| own == *version);
+        let runs = |image: &String| pods().any(|pod| pod.ready && pod.image == *image);
         recorded
             .and_then(|disk| disk.image.clone())
+            .filter(|image| !is_of_spec || runs(image))
             .or_else(|| spec.image_for(version))
             .or_else(of_others)
             .unwrap_or_else(|| spec.image_of(version))

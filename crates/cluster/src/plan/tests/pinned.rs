@@ -191,10 +191,20 @@ fn recreated_pod_has_recorded_image_of_its_version() {
     let disk = scene.observed.disks.get_mut("b").unwrap();
     disk.image = Some(OTHER.to_owned());
     assert_eq!(image_of_b(&scene), [OTHER]);
-    // A pod with the version of the spec has the image of the spec, unless the PVC records another image.
+    // A pod with the version of the spec has the image of the spec.
     let disk = scene.observed.disks.get_mut("b").unwrap();
     (disk.version, disk.image) = (Some("3.6.16".to_owned()), None);
     assert_eq!(image_of_b(&scene), [NEW]);
+    // Invariant 26: a recorded image of this version counts only if a ready pod has this image.
+    let disk = scene.observed.disks.get_mut("b").unwrap();
+    disk.image = Some(OTHER.to_owned());
+    assert_eq!(image_of_b(&scene), [NEW]);
+    let mut stopped = scene.clone().with_image(&["a"], OTHER);
+    assert_eq!(image_of_b(&stopped), [OTHER]);
+    stopped.observed.pods.get_mut("a").unwrap().ready = false;
+    assert_eq!(image_of_b(&stopped), [NEW]);
+    // After a failed upgrade, the spec names the former version, and only the PVC names the image of the later version.
+    assert_eq!(image_of_b(&scene.pins(OLD, "3.5.35")), [OTHER]);
 }
 
 #[test]
@@ -204,4 +214,46 @@ fn changed_image_is_recorded_on_volume_before_restart() {
     // One note on the PVC, and one on the pod with the new image.
     let (set, noted) = images(&scene);
     assert_eq!((set.len(), noted), (1, vec![NEW.to_owned(); 2]));
+}
+
+/// The images that the plan records on PVCs; `None` for the removal of a record.
+fn recorded(scene: &Scene) -> Vec<Option<String>> {
+    let plan = scene.built();
+    let actions = plan.step.chains.iter().flatten();
+    let records = actions.filter_map(|action| {
+        let Request::Patch(patch) = &action.request else {
+            return None;
+        };
+        let notes = patch.body["metadata"]["annotations"].as_object()?;
+        let image = notes.get("etcd.database.coreos.com/image")?;
+        let is_of_pvc = patch.body["spec"].is_null();
+        is_of_pvc.then(|| image.as_str().map(str::to_owned))
+    });
+    records.collect()
+}
+
+/// The operator recorded the image `NEW` on the PVC of `b`, but the API server rejected the patch of the pod. Then the
+/// user set the image in the spec back to `OLD`.
+#[test]
+fn invariant_26_image_of_interrupted_change_is_corrected_on_volume() {
+    let scene = Scene::formed(&["a", "b", "c"]).durable().compared();
+    let tagged = scene.clone();
+    let mut scene = scene.with_image(&["a", "b", "c"], OLD).pins(OLD, "3.6.16");
+    for disk in scene.observed.disks.values_mut() {
+        disk.image = Some(OLD.to_owned());
+    }
+    assert_eq!(recorded(&scene), []);
+    let with_record = |mut scene: Scene, image: &str| {
+        let disk = scene.observed.disks.get_mut("b").unwrap();
+        disk.image = Some(image.to_owned());
+        scene
+    };
+    let reverted = with_record(scene, NEW);
+    assert_eq!(recorded(&reverted), [Some(OLD.to_owned())]);
+    // Until the pod has the image of the spec, only the rolling update changes the record.
+    let retried = reverted.pins(NEW, "3.6.16");
+    assert_eq!(images(&retried).0, [NEW]);
+    assert_eq!(recorded(&retried.drained()), []);
+    // Without `spec.image`, the PVC records no image.
+    assert_eq!(recorded(&with_record(tagged, OTHER)), [None]);
 }
