@@ -20,8 +20,7 @@ use crate::plan::actions::{self, Builder};
 use crate::plan::change::{decide, move_leader};
 use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
-use crate::plan::view::Fate;
-use crate::plan::view::{Data, MemberState, View};
+use crate::plan::view::{Data, Fate, MemberState, View};
 use crate::plan::{BLIND, Draft, Explanation, SHORTLY, backed_up, drain, pinned, raft_log};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
@@ -376,7 +375,8 @@ fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     with_note((&member.name, member.disk), version, change, draft);
 }
 
-/// Adds the change of a member to the plan, after the record of its version on its volume.
+/// Adds the change of a member to the plan, after the record of its version and image on its volume. If the spec has no
+/// image for this version, the member keeps its version, so the image of its pod is recorded.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
@@ -384,7 +384,7 @@ fn with_note(
     draft: &mut Draft,
 ) {
     let image = draft.build.desired.object.spec.image_for(version);
-    let image = image.or_else(|| disk?.image.clone());
+    let image = image.or_else(|| Some(draft.build.observed.pods.get(member)?.image.clone()));
     let image = image.filter(|image| image.contains('@'));
     let version = version.to_string();
     let is_noted = |disk: &Disk| disk.version.as_ref() == Some(&version) && disk.image == image;

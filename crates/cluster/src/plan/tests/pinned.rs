@@ -1,7 +1,7 @@
 //! `spec.image`: an image with a digest, whose version of etcd only a running member shows.
 
 use super::rolling::{one, patched, towards};
-use super::scene::Scene;
+use super::scene::{Scene, delete_pod};
 use crate::action::{Object, Request};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
@@ -256,4 +256,24 @@ fn invariant_26_image_of_interrupted_change_is_corrected_on_volume() {
     assert_eq!(recorded(&retried.drained()), []);
     // Without `spec.image`, the PVC records no image.
     assert_eq!(recorded(&with_record(tagged, OTHER)), [None]);
+}
+
+/// The spec has an image only for a version that the members cannot run, and the pod of `b` must be recreated.
+#[test]
+fn recreated_pod_keeps_its_image_while_version_is_refused() {
+    let scene = Scene::formed(&["a", "b", "c"]).durable().compared();
+    let scene = scene.all_run("3.5.35").with_image(&["a", "b", "c"], OLD);
+    let mut scene = scene.pins(NEW, "3.7.3");
+    let pod = scene.observed.pods.get_mut("b").unwrap();
+    pod.difference.pod = Some("its pod was made for another spec.etcd".to_owned());
+    for version in ["3.5.35", "3.5.34"] {
+        let disk = scene.observed.disks.get_mut("b").unwrap();
+        (disk.version, disk.image) = (Some(version.to_owned()), Some(OTHER.to_owned()));
+        let drained = scene.drained();
+        assert!(drained.writes().contains(&delete_pod("b")));
+        let recorded = recorded(&drained);
+        assert!(!recorded.is_empty());
+        let is_old = |image: &Option<String>| image.as_deref() == Some(OLD);
+        assert!(recorded.iter().all(is_old), "{version}: {recorded:?}");
+    }
 }
