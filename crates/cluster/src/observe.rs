@@ -468,7 +468,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         }
     }
     for claim in claims {
-        match children::belongs(&claim.metadata, &uid) {
+        match children::claim_belongs(&claim.metadata, cluster) {
             Some(owned) => {
                 let labelled = is_labelled(&claim.metadata);
                 // Invariant 35: a retained PVC has no owner, so `owned` is inverted if the spec retains volumes.

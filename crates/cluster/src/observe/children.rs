@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use api::EtcdCluster;
 use api::names;
+use etcd::ClusterId;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
@@ -20,6 +22,33 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
         Some(owner) => (owner == uid).then_some(true),
         None => annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN).map(|_| false),
     }
+}
+
+/// Like [`belongs`], for a PVC of the EtcdCluster.
+///
+/// Invariant 26: without an owner and without a token, a retained PVC (invariant 35) belongs to the EtcdCluster if the
+/// status names its member. The operator then writes the token again. The PVC belongs to no other cluster, because the
+/// name of a member is random and never used again. A PVC with another cluster ID remains from before a restore.
+pub(super) fn claim_belongs(metadata: &ObjectMeta, cluster: &EtcdCluster) -> Option<bool> {
+    let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+    let belongs = belongs(metadata, uid);
+    if belongs.is_some() || owner(metadata).is_some() || !cluster.spec.retains_volumes() {
+        return belongs;
+    }
+    let (status, name) = (cluster.status.as_ref()?, metadata.name.as_ref()?);
+    let first = &status.bootstrap.as_ref()?.members;
+    // First members can have been removed since then, so they count only until the status lists the members.
+    let listed = &status.member_details;
+    let is_member = if listed.is_empty() {
+        first.contains(name)
+    } else {
+        listed.iter().any(|member| member.name == *name)
+    };
+    let is_random = names::cluster_of_member(name) == cluster.metadata.name.as_deref();
+    let id = |text: String| text.parse::<ClusterId>().ok();
+    let noted = annotation(metadata, names::ANNOTATION_CLUSTER_ID).and_then(id);
+    let is_same = noted.is_none() || noted == status.cluster_id.clone().and_then(id);
+    (is_member && is_random && is_same).then_some(false)
 }
 
 /// The value of an annotation; `None` if it is missing or empty.

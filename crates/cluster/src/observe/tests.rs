@@ -2,6 +2,7 @@
 
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
+use api::names;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, PodStatus, Service,
@@ -289,6 +290,57 @@ fn invariant_35_retained_pvc_must_have_no_owner() {
     }
     let voters = disk("RetainVolumes", false).retention.voters;
     assert_eq!(voters, ["db-a", "db-b"].map(String::from).into());
+}
+
+#[test]
+fn invariant_26_retained_pvc_of_member_may_lose_its_annotations() {
+    let observed = |mend: &dyn Fn(&mut Objects)| {
+        seen(|objects| {
+            objects.cluster.spec.deletion_policy = Some("RetainVolumes".into());
+            objects.claims[0].metadata.owner_references = None;
+            objects.claims[0].metadata.annotations = None;
+            mend(objects);
+        })
+    };
+    let found = observed(&|_| ());
+    assert!(found.disks[MEMBER].owned && found.disks[MEMBER].token.is_none());
+    assert!(found.strangers.is_empty());
+    let details = |objects: &mut Objects, name: &str| {
+        let member = json!({ "name": name, "healthy": true });
+        let status = objects.cluster.status.as_mut().unwrap();
+        status.member_details = vec![serde_json::from_value(member).unwrap()];
+    };
+    assert!(
+        !observed(&|objects| details(objects, MEMBER))
+            .disks
+            .is_empty()
+    );
+    let noted = |objects: &mut Objects, cluster_id: &str| {
+        let key = names::ANNOTATION_CLUSTER_ID.to_owned();
+        objects.claims[0].metadata.annotations = Some([(key, cluster_id.to_owned())].into());
+    };
+    assert!(!observed(&|objects| noted(objects, "ff")).disks.is_empty());
+    let strangers: [&dyn Fn(&mut Objects); 6] = [
+        &|objects| details(objects, "db-bbbbbbbbbb"),
+        &|objects| noted(objects, "ee"),
+        &|objects| {
+            objects.claims[0].metadata.name = Some("data".to_owned());
+            details(objects, "data");
+        },
+        &|objects| objects.cluster.spec.deletion_policy = None,
+        &|objects| objects.cluster.status.as_mut().unwrap().bootstrap = None,
+        &|objects| {
+            let pod = &objects.pods[0].metadata;
+            let mut owners = pod.owner_references.clone().unwrap();
+            owners[0].uid = "older".to_owned();
+            objects.claims[0].metadata.owner_references = Some(owners);
+        },
+    ];
+    for (number, stranger) in strangers.into_iter().enumerate() {
+        let observed = observed(stranger);
+        assert!(observed.disks.is_empty(), "stranger {number}");
+        assert_eq!(observed.strangers.len(), 1, "stranger {number}");
+    }
 }
 
 #[test]
