@@ -59,8 +59,9 @@ pub fn set_image(pod: &mut Pod, image: String) {
     }
 }
 
-/// The problem of an image that the kubelet cannot pull, with the cause first. `text` is the kubelet's message.
-pub fn pull_problem(image: &str, text: &str) -> String {
+/// The problem of an image that the kubelet cannot pull, with the cause first. `text` is the kubelet's message, and
+/// `field` is the field of the spec that names the image: `spec.image` or `spec.repository`.
+pub fn pull_problem(image: &str, field: &str, text: &str) -> String {
     let holds = |parts: &[&str]| {
         let text = text.to_lowercase();
         parts.iter().any(|part| text.contains(part))
@@ -104,11 +105,6 @@ pub fn pull_problem(image: &str, text: &str) -> String {
             "correct spec.version or spec.repository",
         )
     };
-    let field = if image.contains('@') {
-        "spec.image"
-    } else {
-        "spec.repository"
-    };
     let remedy = remedy.replace("spec.repository", field);
     format!("image {image} {problem}: {remedy} ({text})")
 }
@@ -143,15 +139,16 @@ mod tests {
             ),
             ("ErrImageNeverPull", "cannot be pulled", "spec.version"),
         ] {
-            let message = pull_problem(image, text);
+            let message = pull_problem(image, "spec.repository", text);
             let parts = [image, problem, remedy, text];
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         }
-        let pinned = pull_problem("registry.local/etcd@sha256:ab", "not found");
-        assert!(
-            pinned.contains("correct spec.version or spec.image"),
-            "{pinned}"
-        );
+        // The pod can still have an image with a tag after `spec.image` was set.
+        for image in ["registry.local/etcd@sha256:ab", image] {
+            let pinned = pull_problem(image, "spec.image", "not found");
+            let remedy = "correct spec.version or spec.image (";
+            assert!(pinned.contains(remedy), "{pinned}");
+        }
     }
 
     #[test]

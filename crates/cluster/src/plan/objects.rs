@@ -223,7 +223,11 @@ pub(super) fn leftovers<'a>(
 
 /// Reports why pods do not run. Equal reports of several pods are combined.
 pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Draft<'a> {
-    let (_, observed, now) = build.inputs();
+    let (desired, observed, now) = build.inputs();
+    let field = match &desired.object.spec.image {
+        Some(_) => "spec.image",
+        None => "spec.repository",
+    };
     let mut draft = Draft::new(build);
     let mut said: BTreeMap<(Kind, String), Vec<&str>> = BTreeMap::new();
     let ours = observed
@@ -232,7 +236,7 @@ pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Dr
         .filter(|(name, pod)| members.contains(*name) && pod.stays());
     for (name, pod) in ours {
         let claim = observed.disks.get(name).map(|disk| &disk.claim);
-        if let Some(what) = trouble(pod, claim, now) {
+        if let Some(what) = trouble(pod, claim, field, now) {
             said.entry(what).or_default().push(name);
         }
     }
@@ -269,10 +273,16 @@ enum Kind {
     Unbound,
 }
 
-fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, String)> {
+/// `field`: the field of the spec that names the image.
+fn trouble(
+    pod: &Pod,
+    claim: Option<&Claim>,
+    field: &str,
+    now: Timestamp,
+) -> Option<(Kind, String)> {
     let image = &pod.image;
     match &pod.trouble {
-        Some(Trouble::Image(text)) => Some((Kind::Image, member::pull_problem(image, text))),
+        Some(Trouble::Image(text)) => Some((Kind::Image, member::pull_problem(image, field, text))),
         Some(Trouble::Unschedulable(text)) => {
             let unbound = claim.filter(|claim| claim.capacity.is_none() && text.contains(UNBOUND));
             let (kind, problem) = unbound.map_or_else(
@@ -299,7 +309,7 @@ fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, St
         None if !pod.running && pod.node.is_some() && age(pod.created, now) > SLOW => {
             let text = format!(
                 "the container has not started within {} s: if image {image} does not exist, correct spec.version or \
-                 spec.repository",
+                 {field}",
                 SLOW.as_secs()
             );
             Some((Kind::Slow, text))

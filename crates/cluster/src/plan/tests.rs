@@ -503,13 +503,15 @@ fn missing_image_is_reported_with_spec_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     scene.observed.pods.get_mut("a").unwrap().trouble =
         Some(Trouble::Image("ErrImagePull: not found".into()));
-    let problem = &scene.plan().problems[0];
-    assert_eq!(problem.reason, Reason::ImageNotAvailable);
-    assert!(
-        problem.message.contains("spec.version"),
-        "{}",
-        problem.message
-    );
+    let problem = |scene: &Scene| scene.plan().problems[0].clone();
+    let tagged = problem(&scene);
+    assert_eq!(tagged.reason, Reason::ImageNotAvailable);
+    let remedy = "correct spec.version or spec.repository";
+    assert!(tagged.message.contains(remedy), "{}", tagged.message);
+    scene.desired.object.spec.image = Some("etcd@sha256:ab".to_owned());
+    let pinned = problem(&scene).message;
+    let remedy = "correct spec.version or spec.image";
+    assert!(pinned.contains(remedy), "{pinned}");
 }
 
 // ---- clusters that the operator must not change ----
