@@ -183,12 +183,8 @@ impl<'a> Agent<'a> {
     }
 
     fn report(&self, error: &dyn std::error::Error) {
-        let cause = error.source().map(ToString::to_string);
-        tracing::warn!(%error, cause, "recording is interrupted and is retried");
-        let problem = match cause {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
+        let problem = error_text(error);
+        tracing::warn!(problem, "recording is interrupted and is retried");
         self.monitor.fails(&problem);
     }
 
@@ -383,6 +379,14 @@ fn is_full(size: (u64, u64), max_bytes: u64) -> bool {
     segments >= MAX_SEGMENTS || bytes >= max_bytes
 }
 
+/// An error with its cause.
+fn error_text(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
 /// True if the store cannot list the chain. A retry would fail again.
 fn is_excessive(error: &ReadError) -> bool {
     let ReadError::Store { error, .. } = error else {
@@ -412,7 +416,9 @@ async fn keep_tidy(store: &dyn Store, settings: Settings, begins: Arc<Notify>, m
         begins.notified().await;
         let (prefix, window) = (&settings.prefix, settings.window);
         while let Err(error) = Box::pin(tidy(store, prefix, window, since, &monitor)).await {
-            tracing::warn!(%error, "old bases cannot be deleted, which is retried");
+            let error = error_text(&error);
+            tracing::warn!(error, "old bases cannot be deleted, which is retried");
+            monitor.fails(&format!("old bases cannot be deleted: {error}"));
             sleep(RENEWAL_RETRY).await;
         }
     }

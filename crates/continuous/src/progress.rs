@@ -33,7 +33,7 @@ pub struct Progress {
     pub waiting_bytes: u64,
     /// The content of the store when the last base was taken, or when the agent started.
     pub held: Option<Held>,
-    /// Why the agent does not record at the moment.
+    /// Why the agent does not record at the moment, or why it cannot delete old bases.
     pub problem: Option<String>,
 }
 
