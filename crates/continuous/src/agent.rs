@@ -310,8 +310,20 @@ impl<'a> Agent<'a> {
                 if is_last {
                     pending::<()>().await;
                 }
-                self.until_renewal(renew_at, not_before).await;
-                taken = Some(take_base(self.client, &member, self.store, &prefix).await);
+                // A failure does not end the capture. Otherwise the agent would read no changes until the store has all
+                // segments, and would not use the spool.
+                loop {
+                    self.until_renewal(renew_at, not_before).await;
+                    let member = self.member().await;
+                    match take_base(self.client, &member, self.store, &prefix).await {
+                        Ok(base) => {
+                            taken = Some(base);
+                            break;
+                        }
+                        Err(error) => self.report(&error),
+                    }
+                    not_before = Instant::now() + RENEWAL_RETRY;
+                }
             };
             let stop = async {
                 tokio::select! {
@@ -320,17 +332,10 @@ impl<'a> Agent<'a> {
                 }
             };
             let ended = Box::pin(capture.run(&member, stop)).await;
-            match taken {
-                Some(Ok(base)) => {
-                    // The current chain ends at the revision of `base`, where the next chain starts.
-                    capture.end_at(base.base.revision);
-                    next = Some(self.chain_of(base));
-                }
-                Some(Err(error)) => {
-                    self.report(&error);
-                    not_before = Instant::now() + RENEWAL_RETRY;
-                }
-                None => {}
+            if let Some(base) = taken {
+                // The current chain ends at the revision of `base`, where the next chain starts.
+                capture.end_at(base.base.revision);
+                next = Some(self.chain_of(base));
             }
             match ended {
                 Ok(End::Gap(reason)) => {
