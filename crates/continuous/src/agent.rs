@@ -405,7 +405,11 @@ async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
     loop {
         for endpoint in &endpoints {
             let time = now_micros();
-            if let Ok(status) = client.status(endpoint).await {
+            // A member without a leader, or a learner, can be far behind. Its old revision would count as complete.
+            if let Ok(status) = client.status(endpoint).await
+                && !status.is_learner
+                && status.leader.is_some()
+            {
                 monitor.probed(status.cluster_id, status.revision, time);
                 break;
             }
