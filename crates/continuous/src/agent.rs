@@ -19,6 +19,7 @@ use crate::base::StoredBase;
 use crate::capture::{Capture, CaptureError, End, Extras, now_micros};
 use crate::outbox::Spool;
 use crate::progress::Monitor;
+use crate::record::GapReason;
 use crate::recorder::{Limits, Recorder, RecorderError};
 use crate::retention::tidy;
 use crate::snapshot::take_base;
@@ -340,6 +341,11 @@ impl<'a> Agent<'a> {
             match ended {
                 Ok(End::Gap(reason)) => {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
+                    if reason == GapReason::RevisionReset {
+                        self.monitor.resets();
+                        // The base may be older than the restored data.
+                        next = None;
+                    }
                     return match next {
                         Some(next) => Ok(Some(next)),
                         None => Ok(Box::pin(self.begin(stopped)).await),

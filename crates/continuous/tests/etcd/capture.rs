@@ -131,6 +131,28 @@ async fn change_of_cluster_id_is_recorded_as_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn restored_data_with_same_cluster_id_is_recorded_as_gap() {
+    let mut lab = Lab::new("3.6").await;
+    put_many(&lab, 5).await;
+    let base = lab.base().await;
+    lab.record(&base, extras(), put_many(&lab, 20)).await;
+    let recorder = resumed(&lab, &base).await;
+    let last = recorder.last();
+    lab.restore_in_place(&base).await;
+    put_many(&lab, 5).await;
+    let etcd = EtcdClient::new(Access::default());
+    let mut capture = Capture::new(&etcd, &lab.store, PREFIX, base.clone(), recorder, extras());
+    let end = capture.run(&lab.etcd.client_url, never()).await.unwrap();
+    assert_eq!(end, End::Gap(GapReason::RevisionReset));
+    let records = records(&lab, &base).await;
+    let expected = |gap: &Gap| (gap.after, gap.reason) == (last, GapReason::RevisionReset);
+    assert!(
+        matches!(records.last(), Some(Record::Gap(gap)) if expected(gap)),
+        "{records:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn capture_continues_after_restart_of_etcd() {
     let mut lab = Lab::new("3.6").await;
     let base = lab.base().await;
