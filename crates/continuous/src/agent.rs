@@ -156,11 +156,9 @@ impl<'a> Agent<'a> {
     /// Selects the member through which the agent records: a follower if one answers, because the leader has more work.
     async fn member(&self) -> String {
         let listed = self.client.members(&self.endpoints).await.ok();
-        let mut urls: Vec<String> = Vec::new();
-        for member in listed.iter().flat_map(|listed| &listed.members) {
-            urls.extend(member.client_urls.iter().cloned());
-        }
-        urls.extend(self.endpoints.iter().cloned());
+        let members = listed.iter().flat_map(|listed| &listed.members);
+        let advertised = members.flat_map(|member| &member.client_urls);
+        let urls = all_urls(advertised, &self.endpoints);
         let answers = join_all(urls.iter().map(|url| self.client.status(url))).await;
         let mut usable: Vec<(bool, &String)> = Vec::new();
         for (url, answer) in urls.iter().zip(answers) {
@@ -390,6 +388,17 @@ fn is_full(size: (u64, u64), max_bytes: u64) -> bool {
     segments >= MAX_SEGMENTS || bytes >= max_bytes
 }
 
+/// The URLs that members advertise, and then the given endpoints. If all endpoints have TLS, advertised URLs without
+/// TLS are ignored, because the agent would send its password and read all data without encryption.
+fn all_urls<'a>(
+    advertised: impl Iterator<Item = &'a String>,
+    endpoints: &'a [String],
+) -> Vec<String> {
+    let needs_tls = endpoints.iter().all(|url| url.starts_with("https://"));
+    let usable = advertised.filter(|url| !needs_tls || url.starts_with("https://"));
+    usable.chain(endpoints).cloned().collect()
+}
+
 /// An error with its cause.
 fn error_text(error: &dyn std::error::Error) -> String {
     match error.source() {
@@ -459,6 +468,19 @@ mod tests {
             ((1, 100), true),
         ] {
             assert_eq!(is_full(size, 100), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn advertised_urls_without_tls_are_ignored_if_endpoints_have_tls() {
+        let urls = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let advertised = urls("http://a https://b");
+        for (endpoint, expected) in [
+            ("https://c", "https://b https://c"),
+            ("http://c", "http://a https://b http://c"),
+        ] {
+            let found = all_urls(advertised.iter(), &urls(endpoint));
+            assert_eq!(found, urls(expected));
         }
     }
 
