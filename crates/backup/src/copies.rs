@@ -77,7 +77,7 @@ impl Copying {
     /// # Errors
     ///
     /// Fails if the newest backup cannot be copied. If an older backup cannot be copied, or if old copies cannot be
-    /// removed, the result contains the problem.
+    /// removed, the result contains the first problem, and the other steps are still done.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -127,17 +127,25 @@ impl Copying {
             return Err(trouble.clone());
         }
         let surplus = self.surplus(newest, older).await?;
+        // A backup that cannot be copied does not block the other copies and the retention. Retention only deletes
+        // copies, so a missing copy makes it keep more copies, and never fewer.
+        let mut failed = None;
         for backup in older {
             // An older backup is not copied if the retention rules would delete its copy at once.
             let parts = self.parts(&backup.suffix);
             if parts.is_some_and(|parts| !surplus.contains(&parts)) {
                 // `None` means that retention has deleted the backup from the first store meanwhile, so the result is
                 // ignored.
-                self.copy(backup, meter, cancelled).await?;
+                if let Err(trouble) = self.copy(backup, meter, cancelled).await {
+                    if cancelled.is_cancelled() {
+                        return Err(trouble);
+                    }
+                    failed = failed.or(Some(trouble));
+                }
             }
         }
         let CopyRules::Apply { rules, others, now } = &self.job.rules else {
-            return Ok(());
+            return failed.map_or(Ok(()), Err);
         };
         let removal = Removal {
             store: self.to.store.clone(),
@@ -151,7 +159,7 @@ impl Copying {
             },
         };
         tokio::select! {
-            removed = removal.run() => removed.map(drop),
+            removed = removal.run() => failed.map_or(removed.map(drop), Err),
             () = cancelled.cancelled() => {
                 Err(Trouble::new(Reason::StepFailed, "the removal of old copies was canceled"))
             }

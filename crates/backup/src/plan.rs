@@ -167,7 +167,9 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if recording::delays_deletion(backup, &snapshot.recording) {
         // The deletion of the EtcdBackup waits until the agent has ended. Otherwise the agent would write further
         // objects after all objects are removed.
-        let wait = Plan::new(Action::Nothing, Verdict::Unchanged, recording.requeue);
+        let obstacle = recording::deletion_obstacle(backup, &snapshot.recording, now);
+        let verdict = obstacle.map_or(Verdict::Unchanged, Verdict::DeletionBlocked);
+        let wait = Plan::new(Action::Nothing, verdict, recording.requeue);
         return Plan { recording, ..wait };
     }
     let next = plan_backup(backup, snapshot, now);

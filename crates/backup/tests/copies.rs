@@ -374,6 +374,29 @@ async fn failed_removal_of_old_copies_leaves_copy_complete() {
 }
 
 #[tokio::test]
+async fn failed_older_copy_blocks_neither_other_copies_nor_retention() {
+    let (_first, from) = local();
+    put_series(from.as_ref()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let inner = LocalStore::new(dir.path());
+    let faulty = FaultyStore::new(inner.clone());
+    let to: Arc<dyn Store> = Arc::new(faulty.clone());
+    let mut task = copying(&from, &to, &SERIES);
+    faulty.fail_after(Call::Commit, 1, Error::AccessDenied("locked".to_owned()));
+    let problem = run(&task).await.unwrap().problem;
+    let denied = Some(Reason::AccessDenied);
+    assert_eq!(problem.map(|trouble| trouble.reason), denied);
+    assert_eq!(keys(&inner).await, expected(&[0, 2, 3]));
+    task.job.rules = keeping(2);
+    faulty.fail(Call::Commit, Error::AccessDenied("locked".to_owned()));
+    let problem = run(&task).await.unwrap().problem;
+    assert_eq!(problem.map(|trouble| trouble.reason), denied);
+    assert_eq!(keys(&inner).await, expected(&[0, 2]));
+    assert_eq!(run(&task).await.unwrap().problem, None);
+    assert_eq!(keys(&inner).await, expected(&[0, 1]));
+}
+
+#[tokio::test]
 async fn copy_of_other_etcdbackup_is_not_replaced() {
     let ((_first, from), (_second, to)) = (local(), local());
     let object = content(1000);

@@ -19,6 +19,7 @@ use crate::base::StoredBase;
 use crate::capture::{Capture, CaptureError, End, Extras, now_micros};
 use crate::outbox::Spool;
 use crate::progress::Monitor;
+use crate::record::GapReason;
 use crate::recorder::{Limits, Recorder, RecorderError};
 use crate::retention::tidy;
 use crate::snapshot::take_base;
@@ -155,11 +156,9 @@ impl<'a> Agent<'a> {
     /// Selects the member through which the agent records: a follower if one answers, because the leader has more work.
     async fn member(&self) -> String {
         let listed = self.client.members(&self.endpoints).await.ok();
-        let mut urls: Vec<String> = Vec::new();
-        for member in listed.iter().flat_map(|listed| &listed.members) {
-            urls.extend(member.client_urls.iter().cloned());
-        }
-        urls.extend(self.endpoints.iter().cloned());
+        let members = listed.iter().flat_map(|listed| &listed.members);
+        let advertised = members.flat_map(|member| &member.client_urls);
+        let urls = all_urls(advertised, &self.endpoints);
         let answers = join_all(urls.iter().map(|url| self.client.status(url))).await;
         let mut usable: Vec<(bool, &String)> = Vec::new();
         for (url, answer) in urls.iter().zip(answers) {
@@ -183,12 +182,8 @@ impl<'a> Agent<'a> {
     }
 
     fn report(&self, error: &dyn std::error::Error) {
-        let cause = error.source().map(ToString::to_string);
-        tracing::warn!(%error, cause, "recording is interrupted and is retried");
-        let problem = match cause {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
+        let problem = error_text(error);
+        tracing::warn!(problem, "recording is interrupted and is retried");
         self.monitor.fails(&problem);
     }
 
@@ -314,8 +309,20 @@ impl<'a> Agent<'a> {
                 if is_last {
                     pending::<()>().await;
                 }
-                self.until_renewal(renew_at, not_before).await;
-                taken = Some(take_base(self.client, &member, self.store, &prefix).await);
+                // A failure does not end the capture. Otherwise the agent would read no changes until the store has all
+                // segments, and would not use the spool.
+                loop {
+                    self.until_renewal(renew_at, not_before).await;
+                    let member = self.member().await;
+                    match take_base(self.client, &member, self.store, &prefix).await {
+                        Ok(base) => {
+                            taken = Some(base);
+                            break;
+                        }
+                        Err(error) => self.report(&error),
+                    }
+                    not_before = Instant::now() + RENEWAL_RETRY;
+                }
             };
             let stop = async {
                 tokio::select! {
@@ -324,21 +331,19 @@ impl<'a> Agent<'a> {
                 }
             };
             let ended = Box::pin(capture.run(&member, stop)).await;
-            match taken {
-                Some(Ok(base)) => {
-                    // The current chain ends at the revision of `base`, where the next chain starts.
-                    capture.end_at(base.base.revision);
-                    next = Some(self.chain_of(base));
-                }
-                Some(Err(error)) => {
-                    self.report(&error);
-                    not_before = Instant::now() + RENEWAL_RETRY;
-                }
-                None => {}
+            if let Some(base) = taken {
+                // The current chain ends at the revision of `base`, where the next chain starts.
+                capture.end_at(base.base.revision);
+                next = Some(self.chain_of(base));
             }
             match ended {
                 Ok(End::Gap(reason)) => {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
+                    if reason == GapReason::RevisionReset {
+                        self.monitor.resets();
+                        // The base may be older than the restored data.
+                        next = None;
+                    }
                     return match next {
                         Some(next) => Ok(Some(next)),
                         None => Ok(Box::pin(self.begin(stopped)).await),
@@ -383,6 +388,25 @@ fn is_full(size: (u64, u64), max_bytes: u64) -> bool {
     segments >= MAX_SEGMENTS || bytes >= max_bytes
 }
 
+/// The URLs that members advertise, and then the given endpoints. If all endpoints have TLS, advertised URLs without
+/// TLS are ignored, because the agent would send its password and read all data without encryption.
+fn all_urls<'a>(
+    advertised: impl Iterator<Item = &'a String>,
+    endpoints: &'a [String],
+) -> Vec<String> {
+    let needs_tls = endpoints.iter().all(|url| url.starts_with("https://"));
+    let usable = advertised.filter(|url| !needs_tls || url.starts_with("https://"));
+    usable.chain(endpoints).cloned().collect()
+}
+
+/// An error with its cause.
+fn error_text(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
 /// True if the store cannot list the chain. A retry would fail again.
 fn is_excessive(error: &ReadError) -> bool {
     let ReadError::Store { error, .. } = error else {
@@ -396,7 +420,11 @@ async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
     loop {
         for endpoint in &endpoints {
             let time = now_micros();
-            if let Ok(status) = client.status(endpoint).await {
+            // A member without a leader, or a learner, can be far behind. Its old revision would count as complete.
+            if let Ok(status) = client.status(endpoint).await
+                && !status.is_learner
+                && status.leader.is_some()
+            {
                 monitor.probed(status.cluster_id, status.revision, time);
                 break;
             }
@@ -412,7 +440,9 @@ async fn keep_tidy(store: &dyn Store, settings: Settings, begins: Arc<Notify>, m
         begins.notified().await;
         let (prefix, window) = (&settings.prefix, settings.window);
         while let Err(error) = Box::pin(tidy(store, prefix, window, since, &monitor)).await {
-            tracing::warn!(%error, "old bases cannot be deleted, which is retried");
+            let error = error_text(&error);
+            tracing::warn!(error, "old bases cannot be deleted, which is retried");
+            monitor.fails(&format!("old bases cannot be deleted: {error}"));
             sleep(RENEWAL_RETRY).await;
         }
     }
@@ -438,6 +468,19 @@ mod tests {
             ((1, 100), true),
         ] {
             assert_eq!(is_full(size, 100), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn advertised_urls_without_tls_are_ignored_if_endpoints_have_tls() {
+        let urls = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let advertised = urls("http://a https://b");
+        for (endpoint, expected) in [
+            ("https://c", "https://b https://c"),
+            ("http://c", "http://a https://b http://c"),
+        ] {
+            let found = all_urls(advertised.iter(), &urls(endpoint));
+            assert_eq!(found, urls(expected));
         }
     }
 

@@ -47,7 +47,7 @@ pub enum CaptureError {
     /// The watch has sent a batch that is too large, or has ended.
     #[error("the watch of all keys has failed")]
     Batch(#[source] WatchError),
-    /// A lease cannot be read.
+    /// A lease or the newest revision cannot be read.
     #[error("etcd does not answer")]
     Etcd(#[source] etcd::Error),
     /// The recorder has failed, so the capture cannot continue.
@@ -163,6 +163,9 @@ impl<'a> Capture<'a> {
         let request = Box::pin(self.client.watch(member, assembler.last()));
         let watch = self.outbox.drive_during(request).await;
         let mut watch = watch.map_err(CaptureError::Watch)?;
+        if let Some(reason) = self.replaced(member).await? {
+            return self.end(reason).await;
+        }
         let mut stop = pin!(stop);
         let mut silence = Silence::default();
         while self.end_revision.is_none_or(|end| self.last() < end) {
@@ -193,6 +196,18 @@ impl<'a> Capture<'a> {
         self.flush()?;
         self.outbox.drain().await;
         Ok(End::Stopped)
+    }
+
+    /// Why etcd does not have the history of this chain. A watch does not detect a lower revision: etcd would wait for
+    /// the last recorded revision, and then send the next revisions of another history.
+    async fn replaced(&mut self, member: &str) -> Result<Option<GapReason>, CaptureError> {
+        let request = Box::pin(self.client.newest_revision(member));
+        let newest = self.outbox.drive_during(request).await;
+        let (cluster_id, revision) = newest.map_err(CaptureError::Etcd)?;
+        if cluster_id != self.base.base.cluster_id {
+            return Ok(Some(GapReason::ClusterChanged));
+        }
+        Ok((revision < self.last()).then_some(GapReason::RevisionReset))
     }
 
     /// Records a batch. Returns the end of the capture if the batch leads to a gap.

@@ -98,13 +98,14 @@ struct GapMessage {
 }
 
 /// The reasons for a gap, with their numbers in the format.
-const REASONS: [(i32, GapReason); 6] = [
+const REASONS: [(i32, GapReason); 7] = [
     (0, GapReason::Unknown),
     (1, GapReason::Compacted),
     (2, GapReason::ClusterChanged),
     (3, GapReason::RevisionMissing),
     (4, GapReason::TransactionTooLarge),
     (5, GapReason::NotStored),
+    (6, GapReason::RevisionReset),
 ];
 
 /// Encodes a record.

@@ -10,7 +10,7 @@ use crate::base::StoredBase;
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
 use crate::name::SegmentName;
-use crate::record::Record;
+use crate::record::{GapReason, Record};
 use crate::stored::{ReadError, SizedChain, bases, read_base, read_segment};
 
 /// A requested point in the recorded history.
@@ -193,6 +193,20 @@ impl Search<'_> {
         is_same_cluster(base, previous).then_some(previous)
     }
 
+    /// True if the data of etcd was restored after this chain, so that later chains have another history.
+    async fn ends_with_reset(
+        &self,
+        base: &StoredBase,
+        listed: &SizedChain,
+    ) -> Result<bool, ReadError> {
+        let Some(name) = listed.chain.segments.last() else {
+            return Ok(false);
+        };
+        let segment = read_segment(self.store, self.prefix, base.name, *name).await?;
+        let last = segment.records.last();
+        Ok(matches!(last, Some(Record::Gap(gap)) if gap.reason == GapReason::RevisionReset))
+    }
+
     async fn latest(&self) -> Result<FoundPoint, PointError> {
         let base = self.bases.last().ok_or(PointError::NoBase)?;
         let listed = self.list(base).await?;
@@ -200,7 +214,7 @@ impl Search<'_> {
         if let Some(previous) = self.previous(self.bases.len() - 1) {
             let older = self.list(previous).await?;
             let last = chosen.1.chain.last;
-            if older.chain.last > last {
+            if older.chain.last > last && !self.ends_with_reset(previous, &older).await? {
                 faults.extend(chosen.1.chain.faults);
                 chosen = (previous, older);
             } else {
@@ -290,7 +304,7 @@ impl Search<'_> {
         let mut chosen = (base, listed);
         if let Some(previous) = self.previous(index) {
             let older = self.list(previous).await?;
-            if older.chain.last > at.revision {
+            if older.chain.last > at.revision && !self.ends_with_reset(previous, &older).await? {
                 let (base, segments) = (previous.clone(), &older.chain.segments);
                 let found = in_chain(self.store, self.prefix, base, segments, time).await?;
                 if found.revision >= at.revision {

@@ -33,7 +33,7 @@ pub struct Progress {
     pub waiting_bytes: u64,
     /// The content of the store when the last base was taken, or when the agent started.
     pub held: Option<Held>,
-    /// Why the agent does not record at the moment.
+    /// Why the agent does not record at the moment, or why it cannot delete old bases.
     pub problem: Option<String>,
 }
 
@@ -193,6 +193,11 @@ impl Monitor {
         state.settle();
     }
 
+    /// Ignores etcd's revisions until the next chain begins, because the data of etcd was restored.
+    pub(crate) fn resets(&self) {
+        self.state().cluster_id = None;
+    }
+
     pub(crate) fn waits(&self, bytes: u64) {
         self.state().progress.waiting_bytes = bytes;
     }
@@ -260,6 +265,20 @@ mod tests {
         assert_eq!(monitor.read().complete_time, None);
         monitor.probed(ClusterId(8), 5, 3_000);
         assert_eq!(monitor.read().complete_time, Some(3_000));
+    }
+
+    #[test]
+    fn revisions_after_restored_data_count_only_for_the_next_chain() {
+        let monitor = begun();
+        monitor.probed(CLUSTER, BASE_REVISION + 1, 2_000);
+        monitor.resets();
+        monitor.probed(CLUSTER, BASE_REVISION - 2, 3_000);
+        assert_eq!(monitor.read().complete_time, None);
+        monitor.begin(&base(), (BASE_REVISION - 2, 3_500), (0, 0));
+        monitor.probed(CLUSTER, BASE_REVISION - 2, 4_000);
+        let progress = monitor.read();
+        assert_eq!(progress.complete_time, Some(4_000));
+        assert_eq!(progress.etcd_revision, Some(BASE_REVISION - 2));
     }
 
     #[test]

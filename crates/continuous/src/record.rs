@@ -59,6 +59,8 @@ pub enum GapReason {
     TransactionTooLarge,
     /// The store was unavailable until the buffer of the recorder was full.
     NotStored,
+    /// etcd has a lower revision than the chain, although the cluster ID is the same: its data was restored.
+    RevisionReset,
 }
 
 /// The end of a chain, after which changes are missing.

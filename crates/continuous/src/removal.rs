@@ -54,25 +54,29 @@ pub async fn remove_all(store: &dyn Store, prefix: &str) -> Result<usize, ReadEr
     let left = left.into_iter().filter(|name| is_snapshot(name));
     let keys: Vec<String> = left.map(|name| format!("{directory}{name}")).collect();
     delete(store, &keys).await?;
-    discard_uploads(store, prefix, i64::MAX).await?;
+    discard_uploads(store, prefix, i64::MAX).await;
     Ok(names.len())
 }
 
-/// Removes the unfinished uploads of snapshots that started before `begun_before`, in seconds since the epoch.
-///
-/// # Errors
-/// Fails if the store fails.
-pub(crate) async fn discard_uploads(
-    store: &dyn Store,
-    prefix: &str,
-    begun_before: i64,
-) -> Result<(), ReadError> {
+/// Removes the unfinished uploads of snapshots that started before `begun_before`, in seconds since the epoch. A
+/// failure is only logged, because the credentials may lack the permission to list uploads. Unfinished uploads then
+/// stay until a lifecycle rule of the bucket deletes them.
+pub(crate) async fn discard_uploads(store: &dyn Store, prefix: &str, begun_before: i64) {
     let directory = format!("{prefix}{SNAPSHOTS}");
-    let failed = |error| ReadError::store(&directory, error);
-    for upload in store.unfinished(&directory).await.map_err(failed)? {
-        let is_own = upload.key.strip_prefix(&directory).is_some_and(is_snapshot);
+    if let Err(error) = discard_in(store, &directory, begun_before).await {
+        tracing::debug!(%error, directory, "cannot discard unfinished uploads");
+    }
+}
+
+async fn discard_in(
+    store: &dyn Store,
+    directory: &str,
+    begun_before: i64,
+) -> Result<(), store::Error> {
+    for upload in store.unfinished(directory).await? {
+        let is_own = upload.key.strip_prefix(directory).is_some_and(is_snapshot);
         if is_own && upload.is_older_than(begun_before) {
-            store.discard(&upload).await.map_err(failed)?;
+            store.discard(&upload).await?;
         }
     }
     Ok(())

@@ -84,7 +84,7 @@ pub(crate) async fn tidy(
     since: i64,
     monitor: &Monitor,
 ) -> Result<(), ReadError> {
-    discard_uploads(store, prefix, since).await?;
+    discard_uploads(store, prefix, since).await;
     let mut stored = Vec::new();
     for name in bases(store, prefix).await? {
         match read_base(store, prefix, name).await {
@@ -127,6 +127,7 @@ mod tests {
 
     use etcd::ClusterId;
     use store::LocalStore;
+    use store::fake::{Call, FaultyStore};
 
     use super::*;
     use crate::base::{Base, SnapshotObject};
@@ -251,6 +252,22 @@ mod tests {
         assert_eq!(store.list("").await.unwrap().len(), 6);
         assert_eq!(remove_all(&store, PREFIX).await.unwrap(), 1);
         assert_eq!(store.list("").await.unwrap().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn missing_permission_to_list_uploads_blocks_neither_retention_nor_removal() {
+        let directory = tempfile::tempdir().unwrap();
+        let local = LocalStore::new(directory.path());
+        store_base(&local, 7, 10, 0).await;
+        let store = FaultyStore::new(local);
+        let denied = || store::Error::AccessDenied("403".to_owned());
+        store.fail(Call::Unfinished, denied());
+        store.fail(Call::Unfinished, denied());
+        let monitor = Monitor::default();
+        tidy(&store, PREFIX, HOUR, 0, &monitor).await.unwrap();
+        assert_eq!(monitor.read().held.unwrap().bases, 1);
+        assert_eq!(remove_all(&store, PREFIX).await.unwrap(), 1);
+        assert_eq!(store.list("").await.unwrap().len(), 0);
     }
 
     /// Invariant 13: the object of a base may name any object of the bucket.

@@ -1,7 +1,7 @@
 //! Takes the snapshot of a base and streams it to the store.
 
 use bytes::Bytes;
-use etcd::{Etcd, EtcdClient, InspectError, Inspected, Inspector};
+use etcd::{ClusterId, Etcd, EtcdClient, InspectError, Inspected, Inspector};
 use futures::StreamExt;
 use store::{Store, Upload};
 
@@ -41,7 +41,7 @@ pub enum TakeError {
 /// Takes a snapshot from one member, and stores it with its base. `prefix` is empty or ends with a slash.
 ///
 /// # Errors
-/// Fails if etcd or the store fails. The store may then have a snapshot without a base.
+/// Fails if etcd or the store fails. If the base could not be written, the store may have a snapshot without a base.
 pub async fn take_base(
     client: &EtcdClient,
     member: &str,
@@ -61,6 +61,29 @@ pub async fn take_base(
             return Err(error);
         }
     };
+    let base = match complete(client, member, cluster_id, upload, &key, &sent).await {
+        Ok(base) => base,
+        Err(error) => {
+            // No base names this snapshot. If the deletion fails too, the caller still gets the first error.
+            let _ = store.delete(&key).await;
+            return Err(error);
+        }
+    };
+    // After a failure of this write, the store can have the base, because only the answer may be lost. The snapshot is
+    // therefore not deleted.
+    write_base(store, prefix, &base).await?;
+    Ok(base)
+}
+
+/// Completes the upload of a snapshot. Returns its base, which is not stored yet.
+async fn complete(
+    client: &EtcdClient,
+    member: &str,
+    cluster_id: ClusterId,
+    upload: Box<dyn Upload>,
+    key: &str,
+    sent: &Inspected,
+) -> Result<StoredBase, TakeError> {
     let stored = upload.commit().await?.size;
     if stored != sent.size {
         return Err(TakeError::OtherSize {
@@ -75,15 +98,13 @@ pub async fn take_base(
         cluster_id,
         revision: sent.store_revision(),
         snapshot: SnapshotObject {
-            key,
+            key: key.to_owned(),
             size: sent.size,
             sha256: hex::encode(sent.sha256),
         },
         created: now_micros(),
     };
-    let base = base.encode()?;
-    write_base(store, prefix, &base).await?;
-    Ok(base)
+    Ok(base.encode()?)
 }
 
 /// Sends the snapshot to the store, and inspects it at the same time.

@@ -31,6 +31,8 @@ pub enum Call {
     List,
     /// A call of [`Store::delete`].
     Delete,
+    /// A call of [`Store::unfinished`].
+    Unfinished,
 }
 
 /// A store in a directory. Tests choose which of its requests fail.
@@ -166,6 +168,7 @@ impl Store for FaultyStore {
     }
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        self.check(Call::Unfinished)?;
         self.inner.unfinished(prefix).await
     }
 

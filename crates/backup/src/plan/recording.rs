@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::EtcdBackup;
 use api::backup::{Continuous, ContinuousStatus};
+use api::names::LABEL_BACKUP;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
@@ -26,6 +27,8 @@ mod deployment;
 const CHECK: SignedDuration = SignedDuration::from_secs(15);
 /// Interval between two checks of an agent that starts, ends, or has a problem.
 const POLL: SignedDuration = SignedDuration::from_secs(5);
+/// Time in which the agent ends after the deletion of its Deployment. Its pod has a grace period of 30 seconds.
+const STOP_WAIT: SignedDuration = SignedDuration::from_mins(2);
 /// Number of digits of the digest in the name of a Deployment.
 const NAME_DIGITS: usize = 20;
 
@@ -158,6 +161,26 @@ pub(crate) fn agent_name(backup: &EtcdBackup) -> String {
 pub(super) fn delays_deletion(backup: &EtcdBackup, inputs: &RecordingInputs) -> bool {
     let has_ended = matches!(inputs.agent, AgentState::Missing | AgentState::Foreign);
     backup.metadata.deletion_timestamp.is_some() && must_stop_first(backup) && !has_ended
+}
+
+/// Why the deletion of the EtcdBackup still waits for the agent. `None` during the time in which the agent ends.
+pub(super) fn deletion_obstacle(
+    backup: &EtcdBackup,
+    inputs: &RecordingInputs,
+    now: Timestamp,
+) -> Option<Trouble> {
+    if let AgentState::Unknown(why) = &inputs.agent {
+        return Some(Trouble::new(Reason::StepFailed, why.clone()));
+    }
+    let deleted = backup.metadata.deletion_timestamp.as_ref()?.0;
+    let message = || {
+        format!(
+            "the pod of the agent with the label {LABEL_BACKUP}={} has not ended: if its node is lost, shut down the \
+             node and delete its Node, or force the deletion of the pod",
+            backup.uid().unwrap_or_default()
+        )
+    };
+    (now.duration_since(deleted) > STOP_WAIT).then(|| Trouble::new(Reason::StepFailed, message()))
 }
 
 /// Plans the next step of the agent.

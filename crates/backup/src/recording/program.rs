@@ -23,6 +23,10 @@ use crate::transfer::in_store;
 /// minute.
 const SECRET_CHECK: Duration = Duration::from_secs(10);
 
+/// After a change of a Secret, the agent ends at the latest after this time. With the old credentials, the store may
+/// reject the last segments permanently.
+const LAST_UPLOADS: Duration = Duration::from_secs(20);
+
 /// Arguments of the command `record`, which runs in the pod of the agent.
 #[derive(Args, Clone, Debug)]
 pub struct Record {
@@ -82,7 +86,12 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
         ended = Box::pin(agent.run(stop)) => ended.map_err(|error| {
             Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
         }),
-        // The server of the reports never ends, so only the agent ends this `select!`.
+        () = ended_after_change(&mounted) => {
+            // The next process reads the changes of these segments again from etcd.
+            tracing::warn!("the last segments cannot be stored with the old Secrets: the agent starts again");
+            Ok(())
+        }
+        // The server of the reports never ends.
         () = report::serve(monitor) => Ok(()),
     }
 }
@@ -138,6 +147,12 @@ impl Mounted {
             last = Some(found);
         }
     }
+}
+
+/// Waits until a Secret changes, and then until the agent must have ended.
+async fn ended_after_change(mounted: &Mounted) {
+    mounted.changed().await;
+    sleep(LAST_UPLOADS).await;
 }
 
 /// Waits for SIGTERM.

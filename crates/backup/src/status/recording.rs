@@ -112,12 +112,17 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }
-    let known = complete_time.map(|complete| (report.now - complete).max(0) / MICROS);
+    // The report is not trusted, so its numbers can have any value.
+    let known = complete_time.map(|complete| report.now.saturating_sub(complete).max(0) / MICROS);
     let last = continuous.complete_time.as_ref();
-    let since = |last: &Time| (report.now / MICROS - last.0.as_second()).max(0);
+    let since = |last: &Time| {
+        (report.now / MICROS)
+            .saturating_sub(last.0.as_second())
+            .max(0)
+    };
     continuous.lag_seconds = known.or_else(|| last.map(since));
     let newest = etcd_revision.zip(*revision);
-    continuous.lag_revisions = newest.map(|(newest, stored)| (newest - stored).max(0));
+    continuous.lag_revisions = newest.map(|(newest, stored)| newest.saturating_sub(stored).max(0));
     continuous.base = base.as_ref().map(base_of);
     if let Some(held) = held {
         hold(continuous, held);

@@ -50,6 +50,17 @@ impl Recorded {
         delay: i64,
         gap: Option<i64>,
     ) -> Vec<SegmentName> {
+        let gap = gap.map(|seconds| (seconds, GapReason::Compacted));
+        self.record_until(base, revisions, delay, gap).await
+    }
+
+    async fn record_until(
+        &self,
+        base: &StoredBase,
+        revisions: RangeInclusive<i64>,
+        delay: i64,
+        gap: Option<(i64, GapReason)>,
+    ) -> Vec<SegmentName> {
         let mut recorder = Recorder::new(base, limits());
         let (mut sealed, now) = (Vec::new(), Instant::now());
         for revision in revisions {
@@ -62,8 +73,8 @@ impl Recorded {
                 sealed.extend(recorder.seal().unwrap());
             }
         }
-        if let Some(seconds) = gap {
-            let ended = recorder.end(GapReason::Compacted, seconds * SECOND, now);
+        if let Some((seconds, reason)) = gap {
+            let ended = recorder.end(reason, seconds * SECOND, now);
             sealed.extend(ended.unwrap());
         }
         for segment in &sealed {
@@ -284,4 +295,19 @@ async fn older_chain_can_contain_latest_revision() {
     assert_eq!(summary(&found), (10, 20, 20));
     let found = recorded.find(Point::Revision(20)).await.unwrap();
     assert_eq!(summary(&found), (10, 20, 20));
+}
+
+#[tokio::test]
+async fn chain_before_restored_data_is_ignored() {
+    let recorded = Recorded::new();
+    let first = recorded.base(7, 10, 0).await;
+    let reset = Some((31, GapReason::RevisionReset));
+    recorded.record_until(&first, 11..=30, 0, reset).await;
+    // The data of etcd was restored at revision 15, and the next base is taken at second 35.
+    let second = recorded.base(7, 15, 20).await;
+    recorded.record(&second, 16..=20, 20, None).await;
+    let latest = recorded.find(Point::Latest).await.unwrap();
+    assert_eq!(summary(&latest), (15, 20, 40));
+    let at = recorded.at(38).await.unwrap();
+    assert_eq!(summary(&at), (15, 18, 38));
 }

@@ -9,7 +9,8 @@ use continuous::{
 };
 use etcd::{Access, EtcdClient};
 use store::Store;
-use tokio::time::sleep;
+use store::fake::{Call, FaultyStore};
+use tokio::time::{sleep, timeout};
 
 use crate::lab::{Lab, PREFIX, client, extras, hash, limits, now_micros, revision, stored};
 
@@ -33,9 +34,19 @@ async fn agent_until<T, W: Future<Output = T>>(
     settings: Settings,
     work: impl FnOnce(Monitor) -> W,
 ) -> T {
+    agent_with(lab, &lab.store, settings, work).await
+}
+
+/// Runs an agent with this store until `work` has ended.
+async fn agent_with<T, W: Future<Output = T>>(
+    lab: &Lab,
+    store: &dyn Store,
+    settings: Settings,
+    work: impl FnOnce(Monitor) -> W,
+) -> T {
     let etcd = EtcdClient::new(Access::default());
     let members = vec![lab.etcd.client_url.clone()];
-    let mut agent = Agent::new(&etcd, members, &lab.store, settings);
+    let mut agent = Agent::new(&etcd, members, store, settings);
     let work = work(agent.monitor());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async {
@@ -176,6 +187,39 @@ async fn new_base_is_taken_if_segments_exceed_maximum_size() {
     agent_until(lab, small, |_| async move {
         while bases(&lab.store, PREFIX).await.unwrap().len() < 2 {
             put(lab, 5).await;
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_read_while_store_rejects_the_next_base() {
+    let lab = &Lab::new("3.6").await;
+    let store = &FaultyStore::new(lab.store.clone());
+    let short = Settings {
+        max_age: Duration::from_secs(1),
+        ..settings()
+    };
+    agent_with(lab, store, short, |monitor| async move {
+        newest_base(lab).await;
+        for call in [Call::Begin, Call::Put] {
+            for _ in 0..1_000 {
+                store.fail(call, store::Error::Full("disk".to_owned()));
+            }
+        }
+        // The next base becomes due, and the store rejects it.
+        sleep(Duration::from_secs(4)).await;
+        let waiting = monitor.read().waiting_bytes;
+        put(lab, 20).await;
+        let read = async {
+            while monitor.read().waiting_bytes <= waiting {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), read).await.unwrap();
+        store.forget();
+        while bases(&lab.store, PREFIX).await.unwrap().len() < 2 {
             sleep(Duration::from_millis(50)).await;
         }
     })

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use continuous::{
     Capture, CaptureError, ChainFault, End, Extras, Gap, GapReason, Limits, Options, RangeError,
-    Reader, Record, Recorder, ReplayError, Segment, StoredBase, Target, Until, replay,
+    Reader, Record, Recorder, ReplayError, Segment, StoredBase, TakeError, Target, Until, replay,
+    take_base,
 };
 use etcd::{Access, EtcdClient};
+use store::Store;
 use store::fake::{Call, FaultyStore};
 use tokio::time::sleep;
 
@@ -131,6 +133,28 @@ async fn change_of_cluster_id_is_recorded_as_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn restored_data_with_same_cluster_id_is_recorded_as_gap() {
+    let mut lab = Lab::new("3.6").await;
+    put_many(&lab, 5).await;
+    let base = lab.base().await;
+    lab.record(&base, extras(), put_many(&lab, 20)).await;
+    let recorder = resumed(&lab, &base).await;
+    let last = recorder.last();
+    lab.restore_in_place(&base).await;
+    put_many(&lab, 5).await;
+    let etcd = EtcdClient::new(Access::default());
+    let mut capture = Capture::new(&etcd, &lab.store, PREFIX, base.clone(), recorder, extras());
+    let end = capture.run(&lab.etcd.client_url, never()).await.unwrap();
+    assert_eq!(end, End::Gap(GapReason::RevisionReset));
+    let records = records(&lab, &base).await;
+    let expected = |gap: &Gap| (gap.after, gap.reason) == (last, GapReason::RevisionReset);
+    assert!(
+        matches!(records.last(), Some(Record::Gap(gap)) if expected(gap)),
+        "{records:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn capture_continues_after_restart_of_etcd() {
     let mut lab = Lab::new("3.6").await;
     let base = lab.base().await;
@@ -162,6 +186,20 @@ async fn capture_continues_after_restart_of_etcd() {
     let last = revision(&mut lab.client().await).await;
     stored(&lab.store, base.name, last).await;
     assert_replay_is_exact(&lab, &base).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshot_without_base_is_deleted() {
+    let lab = Lab::new("3.6").await;
+    let store = FaultyStore::new(lab.store.clone());
+    store.fail(
+        Call::CommitAnswer,
+        store::Error::Timeout("commit".to_owned()),
+    );
+    let etcd = EtcdClient::new(Access::default());
+    let taken = take_base(&etcd, &lab.etcd.client_url, &store, PREFIX).await;
+    assert!(matches!(taken, Err(TakeError::Store(_))), "{taken:?}");
+    assert_eq!(lab.store.list("").await.unwrap(), []);
 }
 
 /// A recorder that continues the stored chain.

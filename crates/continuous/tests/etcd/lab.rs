@@ -95,28 +95,42 @@ impl Lab {
             ..Start::default()
         };
         let mut process = EtcdProcess::start(&self.programs, &start).await;
-        process.stop();
-        std::fs::remove_dir_all(process.data_dir()).unwrap();
-        let snapshot = self.store.get(&base.base.snapshot.key).await.unwrap();
-        let snapshot: Vec<Bytes> = snapshot.chunks.try_collect().await.unwrap();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), snapshot.concat()).unwrap();
-        let (name, peer) = (&process.name, &process.peer_url);
-        let output = Command::new(self.programs.etcdutl())
-            .args(["snapshot", "restore"])
-            .arg(file.path())
-            .arg(format!("--data-dir={}", process.data_dir().display()))
-            .arg(format!("--name={name}"))
-            .arg(format!("--initial-cluster={name}={peer}"))
-            .arg(format!("--initial-advertise-peer-urls={peer}"))
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{text}");
-        process.restart();
-        assert!(process.serves().await);
+        restore_into(&mut process, &self.programs, &self.store, base).await;
         process
     }
+
+    /// Replaces the data of the recorded etcd by the snapshot of a base. The cluster ID stays the same.
+    pub(crate) async fn restore_in_place(&mut self, base: &StoredBase) {
+        restore_into(&mut self.etcd, &self.programs, &self.store, base).await;
+    }
+}
+
+async fn restore_into(
+    process: &mut EtcdProcess,
+    programs: &Programs,
+    store: &LocalStore,
+    base: &StoredBase,
+) {
+    process.stop();
+    std::fs::remove_dir_all(process.data_dir()).unwrap();
+    let snapshot = store.get(&base.base.snapshot.key).await.unwrap();
+    let snapshot: Vec<Bytes> = snapshot.chunks.try_collect().await.unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), snapshot.concat()).unwrap();
+    let (name, peer) = (&process.name, &process.peer_url);
+    let output = Command::new(programs.etcdutl())
+        .args(["snapshot", "restore"])
+        .arg(file.path())
+        .arg(format!("--data-dir={}", process.data_dir().display()))
+        .arg(format!("--name={name}"))
+        .arg(format!("--initial-cluster={name}={peer}"))
+        .arg(format!("--initial-advertise-peer-urls={peer}"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    process.restart();
+    assert!(process.serves().await);
 }
 
 pub(crate) fn limits() -> Limits {

@@ -305,6 +305,25 @@ impl EtcdClient {
         }
     }
 
+    /// Returns the ID of the cluster and its newest revision. The read is linearizable, so each revision that a member
+    /// of the cluster has sent before the call is at most the returned revision.
+    ///
+    /// # Errors
+    /// Fails if the member does not answer, or if it has no leader.
+    pub async fn newest_revision(&self, member: &str) -> Result<(ClusterId, i64), Error> {
+        self.ask(member, self.deadlines.call, |mut client| async move {
+            let options = GetOptions::new().with_count_only();
+            let answer = client.get([0_u8], Some(options)).await?;
+            let found = answer
+                .header()
+                .map(|header| (ClusterId(header.cluster_id()), header.revision()));
+            found.ok_or_else(|| {
+                etcd_client::Error::EndpointError("the answer has no header".to_owned())
+            })
+        })
+        .await
+    }
+
     /// Returns the TTL with which a lease was granted. The leader answers, so the call needs a leader.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use member::OperatorImage;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::plan::{Action, plan as plan_all};
+use crate::plan::{Action, Verdict, plan as plan_all};
 use crate::recording::RecordOrder;
 use crate::snapshot::Snapshot;
 
@@ -237,6 +237,13 @@ fn invariant_13_agent_ends_before_its_objects_are_removed() {
         let next = plan_all(&backup, &snapshot(agent), at(0));
         assert_eq!(next.action, Action::Nothing);
         assert!(next.requeue.is_some());
+    }
+    // The pod of an agent on a lost node does not end, so the status reports the obstacle.
+    for (seconds, blocked) in [(120, false), (121, true)] {
+        let next = plan_all(&backup, &snapshot(AgentState::Stopping), at(seconds));
+        assert_eq!(next.action, Action::Nothing);
+        let is_blocked = matches!(next.verdict, Verdict::DeletionBlocked(_));
+        assert_eq!(is_blocked, blocked);
     }
     let next = plan_all(&backup, &snapshot(AgentState::Missing), at(0));
     assert_eq!(next.action, Action::RemoveAll);

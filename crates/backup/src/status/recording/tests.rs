@@ -98,6 +98,33 @@ fn lag_grows_without_a_report() {
 }
 
 #[test]
+fn report_with_extreme_numbers_is_written_to_status() {
+    for (now, stored, newest) in [
+        (i64::MAX, i64::MIN, i64::MAX),
+        (i64::MIN, i64::MAX, i64::MIN),
+    ] {
+        let progress = Progress {
+            revision: Some(stored),
+            complete_time: Some(stored),
+            etcd_revision: Some(newest),
+            ..Progress::default()
+        };
+        let verdict = RecordingVerdict::Reported {
+            location: None,
+            report: Box::new(AgentReport { now, progress }),
+        };
+        let continuous = after_verdicts(&[verdict]).continuous.unwrap();
+        let expected = if now > 0 {
+            (i64::MAX / MICROS, i64::MAX)
+        } else {
+            (0, 0)
+        };
+        let found = continuous.lag_seconds.zip(continuous.lag_revisions);
+        assert_eq!(found, Some(expected));
+    }
+}
+
+#[test]
 fn hibernated_cluster_has_no_lag() {
     let verdicts = [report(0, Some(0), None), waiting(Reason::Hibernated)];
     let continuous = after_verdicts(&verdicts).continuous.unwrap();
