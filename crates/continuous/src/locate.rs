@@ -4,8 +4,8 @@ use store::Store;
 
 use crate::base::StoredBase;
 use crate::name::{BaseName, SegmentName};
-use crate::record::{Gap, Record};
-use crate::stored::{ReadError, bases, chain, read_base, read_segment};
+use crate::record::Gap;
+use crate::stored::{ReadError, bases, chain, read_base, read_times};
 
 /// The revision to restore for a requested time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,19 +71,16 @@ pub(crate) async fn in_chain(
     };
     let first = first_segment(store, prefix, located.base.name, segments, time).await?;
     for segment in segments.get(first..).unwrap_or_default() {
-        let segment = read_segment(store, prefix, located.base.name, *segment).await?;
-        for record in segment.records {
-            match record {
-                Record::Transaction(it) if it.observed > time => {
-                    located.is_last = false;
-                    return Ok(located);
-                }
-                Record::Transaction(it) => {
-                    (located.revision, located.observed) = (it.revision, it.observed);
-                }
-                Record::Gap(gap) if gap.observed <= time => located.gap = Some(gap),
-                _ => {}
+        let times = read_times(store, prefix, located.base.name, *segment).await?;
+        for at in times.transactions {
+            if at.time > time {
+                located.is_last = false;
+                return Ok(located);
             }
+            (located.revision, located.observed) = (at.revision, at.time);
+        }
+        if let Some(gap) = times.gap.filter(|gap| gap.observed <= time) {
+            located.gap = Some(gap);
         }
     }
     Ok(located)
@@ -109,12 +106,9 @@ async fn first_segment(
         let Some((_, name)) = with_transactions.get(middle) else {
             break;
         };
-        let segment = read_segment(store, prefix, base, *name).await?;
-        let first = segment.records.iter().find_map(|record| match record {
-            Record::Transaction(it) => Some(it.observed),
-            _ => None,
-        });
-        if first.is_some_and(|first| first <= time) {
+        let times = read_times(store, prefix, base, *name).await?;
+        let first = times.transactions.first();
+        if first.is_some_and(|first| first.time <= time) {
             low = middle;
         } else {
             high = middle;

@@ -10,8 +10,7 @@ use crate::base::StoredBase;
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
 use crate::name::SegmentName;
-use crate::record::Record;
-use crate::stored::{ReadError, SizedChain, bases, read_base, read_segment};
+use crate::stored::{ReadError, SizedChain, bases, read_base, read_times};
 
 /// A requested point in the recorded history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,15 +169,12 @@ impl Search<'_> {
         let Some(name) = listed.chain.segments.iter().find(contains) else {
             return Ok(start(base));
         };
-        let segment = read_segment(self.store, self.prefix, base.name, *name).await?;
-        let time = segment.records.iter().find_map(|record| match record {
-            Record::Transaction(it) if it.revision == revision => Some(it.observed),
-            _ => None,
-        });
-        Ok(Moment {
+        let times = read_times(self.store, self.prefix, base.name, *name).await?;
+        let at = times.transactions.iter().find(|at| at.revision == revision);
+        Ok(at.copied().unwrap_or(Moment {
             revision,
-            time: time.unwrap_or(base.base.created),
-        })
+            time: base.base.created,
+        }))
     }
 
     async fn end(&self, base: &StoredBase, listed: &SizedChain) -> Result<Moment, ReadError> {

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::fixture::{base_of, limits, transaction};
-use crate::record::{GapReason, LeaseEnd, Transaction};
+use crate::record::{GapReason, LeaseEnd, Record, Transaction};
 use crate::recorder::Recorder;
 use crate::stored::{write_base, write_segment};
 

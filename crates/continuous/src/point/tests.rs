@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::base::Base;
 use crate::fixture::{base_of, limits, transaction};
-use crate::record::{GapReason, Transaction};
+use crate::record::{GapReason, Record, Transaction};
 use crate::recorder::Recorder;
 use crate::stored::{segment_key, write_base, write_segment};
 
