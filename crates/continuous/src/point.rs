@@ -10,7 +10,7 @@ use crate::base::StoredBase;
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
 use crate::name::SegmentName;
-use crate::stored::{ReadError, SizedChain, bases, read_base, read_times};
+use crate::stored::{ReadError, SizedChain, bases, read_own_base, read_times};
 
 /// A requested point in the recorded history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn texts(faults: &[ChainFault]) -> String {
 /// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
 /// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
 ///
-/// The content of most segments is not read. The copy of the chain and the replay verify all segments.
+/// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain and the replay verify all segments.
 ///
 /// # Errors
 /// Fails if the store fails, or if the stored chains do not prove the state at this point.
@@ -110,7 +110,7 @@ pub async fn find_point(
 ) -> Result<FoundPoint, PointError> {
     let mut all = Vec::new();
     for name in bases(store, prefix).await? {
-        all.push(read_base(store, prefix, name).await?);
+        all.push(read_own_base(store, prefix, name).await?);
     }
     all.sort_by_key(|base| (base.base.created, base.base.revision));
     let search = Search {

@@ -189,6 +189,21 @@ pub async fn read_base(
     }
 }
 
+/// Reads a base as [`read_base`] does. Fails if its snapshot is not under `prefix`.
+pub(crate) async fn read_own_base(
+    store: &dyn Store,
+    prefix: &str,
+    name: BaseName,
+) -> Result<StoredBase, ReadError> {
+    let base = read_base(store, prefix, name).await?;
+    base.check_snapshot(prefix)
+        .map_err(|error| ReadError::Base {
+            key: base_key(prefix, name),
+            error,
+        })?;
+    Ok(base)
+}
+
 /// Finds the chain of a base. `prefix` is empty or ends with a slash.
 pub(crate) async fn chain(
     store: &dyn Store,
