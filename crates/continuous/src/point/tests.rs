@@ -333,3 +333,20 @@ async fn invariant_13_base_with_foreign_snapshot_is_refused() {
     let found = recorded.find(Point::Revision(12)).await.unwrap();
     assert_eq!(summary(&found), (10, 12, 12));
 }
+
+/// Invariant 15: the number of bases of a tenant is limited.
+#[tokio::test]
+async fn invariant_15_search_limits_number_of_bases() {
+    let recorded = Recorded::new();
+    let mut expected = Vec::new();
+    // More bases than are read concurrently. Later bases have earlier revisions.
+    for number in 0..40 {
+        let base = recorded.base(7, 100 - number, 2 * number).await;
+        expected.push(base.name);
+    }
+    let known = known_bases(&recorded.store, "", 40).await.unwrap();
+    let names: Vec<BaseName> = known.iter().map(|base| base.name).collect();
+    assert_eq!(names, expected);
+    let error = known_bases(&recorded.store, "", 39).await.unwrap_err();
+    assert!(matches!(error, PointError::TooManyBases { limit: 39 }));
+}

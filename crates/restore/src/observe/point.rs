@@ -201,6 +201,13 @@ fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
                  status.continuous.location of the EtcdBackup without its last slash"
             ),
         ),
+        PointError::TooManyBases { limit } => (
+            Reason::StoreUnreachable,
+            format!(
+                "there are more than {limit} bases in {location}: delete the bases that you do not need, each with its \
+                 segments and its snapshot"
+            ),
+        ),
         PointError::BeforeOldest(oldest) => (
             Reason::PointNotRecorded,
             format!(

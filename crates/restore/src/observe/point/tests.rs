@@ -136,6 +136,11 @@ fn error_names_field_nearest_points_and_remedy() {
             vec!["no recorded changes in s3://b/k", "spec.backup.name"],
         ),
         (
+            PointError::TooManyBases { limit: 9 },
+            Reason::StoreUnreachable,
+            vec!["more than 9 bases in s3://b/k", "delete the bases"],
+        ),
+        (
             PointError::BeforeOldest(moment(10, early)),
             unrecorded,
             vec!["revision 10 (2026-11-28T00:00:00Z)", "later one"],
