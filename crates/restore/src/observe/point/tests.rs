@@ -201,3 +201,24 @@ fn error_names_field_nearest_points_and_remedy() {
         }
     }
 }
+
+/// Invariant 15: a forged directory can have any number of segments that do not belong to the chain.
+#[test]
+fn invariant_15_message_names_few_problems_of_chain() {
+    let last = Moment {
+        revision: 20,
+        time: micros(TIME),
+    };
+    for (count, more) in [(3, None), (100_000, Some("99997 more problems"))] {
+        let fault = ChainFault::Missing {
+            after: 20,
+            next: 30,
+        };
+        let faults = vec![fault; count];
+        let error = PointError::Broken { last, faults };
+        let message = trouble(&error, "spec.continuous.at.latest", "s3://b/k").message;
+        assert_eq!(message.matches("between the revisions").count(), 3);
+        assert_eq!(message.contains("more problems"), more.is_some());
+        assert!(message.contains(more.unwrap_or_default()), "{message}");
+    }
+}
