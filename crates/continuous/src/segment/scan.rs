@@ -2,7 +2,7 @@
 //!
 //! A search reads segments in the process of an operator that serves several tenants, and each tenant can forge segments
 //! (invariant 15). A scanner therefore never has the whole object, the whole body or decoded changes in memory. The
-//! scanner needs less than 50 MiB:
+//! scanner needs about 50 MiB:
 //!
 //! - one message, up to [`MAX_MESSAGE`] (36 MiB)
 //! - 16 bytes for each transaction, up to [`MAX_RECORDS`](super::MAX_RECORDS) transactions (4 MiB)
