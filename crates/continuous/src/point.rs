@@ -13,8 +13,8 @@ use crate::locate::in_chain;
 use crate::name::{BaseName, SegmentName};
 use crate::stored::{ReadError, SizedChain, bases, read_own_base, read_times};
 
-/// Maximum number of bases in a search. A recorder with the shortest age of a base (10 minutes) and the longest retention
-/// window (8,760 hours) keeps 52,560 bases.
+/// Maximum number of bases in a search. A recorder with the shortest `maxBaseAge` (10 minutes) and the longest
+/// `retentionWindow` (8,760 hours) keeps 52,560 bases.
 const MAX_BASES: usize = 60_000;
 
 /// Number of bases that are read concurrently. Each has up to 64 KiB ([`MAX_BASE`](crate::MAX_BASE)).
@@ -112,7 +112,8 @@ fn texts(faults: &[ChainFault]) -> String {
 /// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
 /// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
 ///
-/// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain and the replay verify all segments.
+/// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain
+/// and the replay verify all segments.
 ///
 /// # Errors
 /// Fails if the store fails, or if the stored chains do not prove the state at this point.

@@ -1,6 +1,6 @@
 //! Reads the times of a segment from the pieces of its object, and checks the object.
 //!
-//! A search reads segments in the process of an operator that serves several tenants, and each tenant can forge segments
+//! A search reads segments in the process of an operator that serves several tenants. Each tenant can forge segments
 //! (invariant 15). A scanner therefore never has the whole object, the whole body or decoded changes in memory. The
 //! scanner needs about 50 MiB:
 //!

@@ -108,8 +108,8 @@ fn requested(at: &RestorePoint) -> Option<(&'static str, Point)> {
 
 /// Fails if the snapshot of the base is missing or has another size. The seed verifies its SHA-256.
 ///
-/// Invariant 13: the request has the identity of the operator. `find_point` returns only a base whose snapshot is in the
-/// directory of the recorded changes, which the namespace may access.
+/// Invariant 13: the request has the identity of the operator. `find_point` returns only a base whose snapshot is in
+/// the directory of the recorded changes, which the namespace may access.
 async fn check_snapshot(opened: &OpenedSource, found: &FoundPoint) -> Result<(), Trouble> {
     let snapshot = &found.base.base.snapshot;
     let stored = opened.0.store.head(&snapshot.key).await;
