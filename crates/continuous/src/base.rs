@@ -5,7 +5,7 @@ use etcd::ClusterId;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::name::BaseName;
+use crate::name::{BaseName, SNAPSHOTS, is_snapshot};
 
 const FORMAT: &str = "etcd-continuous";
 const VERSION: u32 = 1;
@@ -58,6 +58,11 @@ pub enum BaseError {
     /// The object has a later version of the format.
     #[error("the base has version {0}: use a later release to read it")]
     UnknownVersion(u32),
+    /// The snapshot is not one of the snapshots in the directory of the base.
+    #[error(
+        "its snapshot is not in the directory snapshots/ of the same prefix, or has no valid name"
+    )]
+    ForeignSnapshot,
 }
 
 /// A base, with its object in the store.
@@ -144,5 +149,18 @@ impl StoredBase {
             created: content.created_unix_micros,
         };
         Ok(Self::new(base, object))
+    }
+
+    /// Fails unless the snapshot is a snapshot under `prefix`, which is empty or ends with a slash.
+    ///
+    /// Invariant 13: a forged object could name any object of the bucket.
+    pub(crate) fn check_snapshot(&self, prefix: &str) -> Result<(), BaseError> {
+        let key = self.base.snapshot.key.strip_prefix(prefix);
+        let name = key.and_then(|key| key.strip_prefix(SNAPSHOTS));
+        if name.is_some_and(is_snapshot) {
+            Ok(())
+        } else {
+            Err(BaseError::ForeignSnapshot)
+        }
     }
 }

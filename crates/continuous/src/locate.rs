@@ -4,14 +4,13 @@ use store::Store;
 
 use crate::base::StoredBase;
 use crate::name::{BaseName, SegmentName};
-use crate::record::{Gap, Record};
-use crate::stored::{ReadError, bases, chain, read_base, read_segment};
+use crate::point::Moment;
+use crate::record::Gap;
+use crate::stored::{ReadError, bases, chain, read_base, read_times};
 
 /// The revision to restore for a requested time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// The base from which the revision can be restored.
-    pub base: StoredBase,
     /// The last revision that the recorder received at the requested time or before.
     pub revision: i64,
     /// The time at which the recorder received the revision, in microseconds since the epoch. This is the time of the
@@ -24,8 +23,8 @@ pub struct Located {
     pub gap: Option<Gap>,
 }
 
-/// Finds the revision for a time in microseconds since the epoch. `None` if the time is before the first base. `prefix`
-/// is empty or ends with a slash.
+/// Finds the revision for a time in microseconds since the epoch, and the base from which it can be restored. `None` if
+/// the time is before the first base. `prefix` is empty or ends with a slash.
 ///
 /// For a chain of a day, this function reads about 20 segments. It does not verify the chain, because a replay verifies
 /// it.
@@ -36,7 +35,7 @@ pub async fn locate(
     store: &dyn Store,
     prefix: &str,
     time: i64,
-) -> Result<Option<Located>, ReadError> {
+) -> Result<Option<(StoredBase, Located)>, ReadError> {
     let mut newest: Option<StoredBase> = None;
     for name in bases(store, prefix).await? {
         let base = read_base(store, prefix, name).await?;
@@ -50,40 +49,41 @@ pub async fn locate(
         return Ok(None);
     };
     let segments = chain(store, prefix, base.name).await?.segments;
-    let located = in_chain(store, prefix, base, &segments, time).await?;
-    Ok(Some(located))
+    let start = Moment {
+        revision: base.base.revision,
+        time: base.base.created,
+    };
+    let located = in_chain(store, prefix, (base.name, start), &segments, time).await?;
+    Ok(Some((base, located)))
 }
 
-/// Finds the revision of a time in the chain of a base, whose segments are known.
+/// Finds the revision of a time in the chain of a base, whose segments are known. `start` has the revision and the time
+/// of the base.
 pub(crate) async fn in_chain(
     store: &dyn Store,
     prefix: &str,
-    base: StoredBase,
+    (base, start): (BaseName, Moment),
     segments: &[SegmentName],
     time: i64,
 ) -> Result<Located, ReadError> {
     let mut located = Located {
-        revision: base.base.revision,
-        observed: base.base.created,
+        revision: start.revision,
+        observed: start.time,
         is_last: true,
         gap: None,
-        base,
     };
-    let first = first_segment(store, prefix, located.base.name, segments, time).await?;
+    let first = first_segment(store, prefix, base, segments, time).await?;
     for segment in segments.get(first..).unwrap_or_default() {
-        let segment = read_segment(store, prefix, located.base.name, *segment).await?;
-        for record in segment.records {
-            match record {
-                Record::Transaction(it) if it.observed > time => {
-                    located.is_last = false;
-                    return Ok(located);
-                }
-                Record::Transaction(it) => {
-                    (located.revision, located.observed) = (it.revision, it.observed);
-                }
-                Record::Gap(gap) if gap.observed <= time => located.gap = Some(gap),
-                _ => {}
+        let times = read_times(store, prefix, base, *segment).await?;
+        for at in times.transactions {
+            if at.time > time {
+                located.is_last = false;
+                return Ok(located);
             }
+            (located.revision, located.observed) = (at.revision, at.time);
+        }
+        if let Some(gap) = times.gap.filter(|gap| gap.observed <= time) {
+            located.gap = Some(gap);
         }
     }
     Ok(located)
@@ -109,12 +109,9 @@ async fn first_segment(
         let Some((_, name)) = with_transactions.get(middle) else {
             break;
         };
-        let segment = read_segment(store, prefix, base, *name).await?;
-        let first = segment.records.iter().find_map(|record| match record {
-            Record::Transaction(it) => Some(it.observed),
-            _ => None,
-        });
-        if first.is_some_and(|first| first <= time) {
+        let times = read_times(store, prefix, base, *name).await?;
+        let first = times.transactions.first();
+        if first.is_some_and(|first| first.time <= time) {
             low = middle;
         } else {
             high = middle;

@@ -5,7 +5,8 @@ use etcd::{Change, KeyHash, Value};
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::record::{Gap, GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
+use crate::point::Moment;
+use crate::record::{Gap, GapReason, Hash, Lease, LeaseEnd, Outline, Record, Transaction};
 
 #[derive(Clone, PartialEq, Message)]
 struct RecordMessage {
@@ -94,6 +95,36 @@ struct GapMessage {
     #[prost(int32, tag = "2")]
     reason: i32,
     #[prost(int64, tag = "3")]
+    observed_unix_micros: i64,
+}
+
+/// A record without the changes of a transaction. The decoder skips fields that a message type does not have, and
+/// allocates no memory for them.
+#[derive(Clone, PartialEq, Message)]
+struct OutlineMessage {
+    #[prost(oneof = "OutlineKind", tags = "1, 2, 3, 4, 5")]
+    kind: Option<OutlineKind>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum OutlineKind {
+    #[prost(message, tag = "1")]
+    Transaction(TimeMessage),
+    #[prost(message, tag = "2")]
+    Lease(LeaseMessage),
+    #[prost(message, tag = "3")]
+    LeaseEnd(LeaseEndMessage),
+    #[prost(message, tag = "4")]
+    Hash(HashMessage),
+    #[prost(message, tag = "5")]
+    Gap(GapMessage),
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct TimeMessage {
+    #[prost(int64, tag = "1")]
+    revision: i64,
+    #[prost(int64, tag = "2")]
     observed_unix_micros: i64,
 }
 
@@ -213,16 +244,34 @@ pub(crate) fn decode(message: Bytes) -> Option<Record> {
             },
             observed: it.observed_unix_micros,
         }),
-        Kind::Gap(it) => {
-            let known = REASONS.iter().find(|(number, _)| *number == it.reason);
-            Record::Gap(Gap {
-                after: it.after_revision,
-                reason: known.map_or(GapReason::Unknown, |(_, reason)| *reason),
-                observed: it.observed_unix_micros,
-            })
-        }
+        Kind::Gap(it) => Record::Gap(gap(it)),
     };
     Some(record)
+}
+
+/// Decodes a record without its changes. `None` if the message is damaged, of an unknown kind, or breaks a rule of the
+/// format. Does not decode the changes, and therefore does not check their content.
+pub(crate) fn outline(message: &[u8]) -> Option<Outline> {
+    let count = count_changes(message).filter(|count| *count <= MAX_CHANGES)?;
+    match OutlineMessage::decode(message).ok()?.kind? {
+        OutlineKind::Transaction(it) => (count > 0).then_some(Outline::Transaction(Moment {
+            revision: it.revision,
+            time: it.observed_unix_micros,
+        })),
+        OutlineKind::Gap(it) => Some(Outline::Gap(gap(it))),
+        OutlineKind::Lease(_) | OutlineKind::LeaseEnd(_) | OutlineKind::Hash(_) => {
+            Some(Outline::Other)
+        }
+    }
+}
+
+fn gap(message: GapMessage) -> Gap {
+    let known = REASONS.iter().find(|(number, _)| *number == message.reason);
+    Gap {
+        after: message.after_revision,
+        reason: known.map_or(GapReason::Unknown, |(_, reason)| *reason),
+        observed: message.observed_unix_micros,
+    }
 }
 
 fn change(message: ChangeMessage) -> Change {

@@ -4,14 +4,22 @@
 //! the nearest points.
 
 use etcd::ClusterId;
+use futures::future::join_all;
 use store::Store;
 
 use crate::base::StoredBase;
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
-use crate::name::SegmentName;
-use crate::record::{GapReason, Record};
-use crate::stored::{ReadError, SizedChain, bases, read_base, read_segment};
+use crate::name::{BaseName, SegmentName};
+use crate::record::{Gap, GapReason};
+use crate::stored::{ReadError, SizedChain, bases, read_own_base, read_times};
+
+/// Maximum number of bases in a search. A recorder with the shortest `maxBaseAge` (10 minutes) and the longest
+/// `retentionWindow` (8,760 hours) keeps 52,560 bases.
+const MAX_BASES: usize = 60_000;
+
+/// Number of bases that are read concurrently. Each has up to 64 KiB ([`MAX_BASE`](crate::MAX_BASE)).
+const CONCURRENT: usize = 16;
 
 /// A requested point in the recorded history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +63,12 @@ pub enum PointError {
     /// No base is stored.
     #[error("the store has no base of a continuous backup")]
     NoBase,
+    /// The store has more bases than a search reads.
+    #[error("the store has more than {limit} bases of a continuous backup")]
+    TooManyBases {
+        /// The maximum number of bases.
+        limit: usize,
+    },
     /// The point is before the oldest base.
     #[error("the point is before the oldest base, which has revision {}", .0.revision)]
     BeforeOldest(Moment),
@@ -99,7 +113,8 @@ fn texts(faults: &[ChainFault]) -> String {
 /// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
 /// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
 ///
-/// The content of most segments is not read. The copy of the chain and the replay verify all segments.
+/// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain
+/// and the replay verify all segments.
 ///
 /// # Errors
 /// Fails if the store fails, or if the stored chains do not prove the state at this point.
@@ -109,15 +124,10 @@ pub async fn find_point(
     point: Point,
     complete: Option<i64>,
 ) -> Result<FoundPoint, PointError> {
-    let mut all = Vec::new();
-    for name in bases(store, prefix).await? {
-        all.push(read_base(store, prefix, name).await?);
-    }
-    all.sort_by_key(|base| (base.base.created, base.base.revision));
     let search = Search {
         store,
         prefix,
-        bases: all,
+        bases: known_bases(store, prefix, MAX_BASES).await?,
     };
     match point {
         Point::Time(time) => search.time(time, complete).await,
@@ -130,39 +140,84 @@ struct Search<'a> {
     store: &'a dyn Store,
     prefix: &'a str,
     /// All bases, in the order of their times.
-    bases: Vec<StoredBase>,
+    bases: Vec<KnownBase>,
 }
 
-fn start(base: &StoredBase) -> Moment {
+/// The properties of a base that a search compares.
+///
+/// Invariant 15: a tenant can store many bases with long texts. A search therefore keeps 32 bytes of each base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KnownBase {
+    /// The name, which contains the revision.
+    name: BaseName,
+    cluster_id: ClusterId,
+    created: i64,
+}
+
+/// Reads all bases, in the order of their times. Fails if the store has more than `limit` bases.
+async fn known_bases(
+    store: &dyn Store,
+    prefix: &str,
+    limit: usize,
+) -> Result<Vec<KnownBase>, PointError> {
+    let names = bases(store, prefix).await?;
+    if names.len() > limit {
+        return Err(PointError::TooManyBases { limit });
+    }
+    let mut known = Vec::with_capacity(names.len());
+    for chunk in names.chunks(CONCURRENT) {
+        let reads: Vec<_> = chunk
+            .iter()
+            .map(|name| read_own_base(store, prefix, *name))
+            .collect();
+        for base in join_all(reads).await {
+            let base = base?;
+            known.push(KnownBase {
+                name: base.name,
+                cluster_id: base.base.cluster_id,
+                created: base.base.created,
+            });
+        }
+    }
+    known.sort_by_key(|base| (base.created, base.name.revision));
+    Ok(known)
+}
+
+fn start(base: &KnownBase) -> Moment {
     Moment {
-        revision: base.base.revision,
-        time: base.base.created,
+        revision: base.name.revision,
+        time: base.created,
     }
 }
 
-fn found(base: &StoredBase, listed: &SizedChain, at: Moment) -> FoundPoint {
-    let needed = listed.needed(at.revision);
-    FoundPoint {
-        base: base.clone(),
-        at,
-        segments: needed.len() as u64,
-        bytes: listed.bytes(&needed),
-    }
-}
-
-fn is_same_cluster(one: &StoredBase, other: &StoredBase) -> bool {
-    one.base.cluster_id == other.base.cluster_id
+fn is_same_cluster(one: &KnownBase, other: &KnownBase) -> bool {
+    one.cluster_id == other.cluster_id
 }
 
 impl Search<'_> {
-    async fn list(&self, base: &StoredBase) -> Result<SizedChain, ReadError> {
+    async fn found(
+        &self,
+        base: &KnownBase,
+        listed: &SizedChain,
+        at: Moment,
+    ) -> Result<FoundPoint, ReadError> {
+        let needed = listed.needed(at.revision);
+        Ok(FoundPoint {
+            base: read_own_base(self.store, self.prefix, base.name).await?,
+            at,
+            segments: needed.len() as u64,
+            bytes: listed.bytes(&needed),
+        })
+    }
+
+    async fn list(&self, base: &KnownBase) -> Result<SizedChain, ReadError> {
         SizedChain::list(self.store, self.prefix, base.name).await
     }
 
     /// The time of a revision in the chain of a base.
     async fn moment(
         &self,
-        base: &StoredBase,
+        base: &KnownBase,
         listed: &SizedChain,
         revision: i64,
     ) -> Result<Moment, ReadError> {
@@ -170,24 +225,21 @@ impl Search<'_> {
         let Some(name) = listed.chain.segments.iter().find(contains) else {
             return Ok(start(base));
         };
-        let segment = read_segment(self.store, self.prefix, base.name, *name).await?;
-        let time = segment.records.iter().find_map(|record| match record {
-            Record::Transaction(it) if it.revision == revision => Some(it.observed),
-            _ => None,
-        });
-        Ok(Moment {
+        let times = read_times(self.store, self.prefix, base.name, *name).await?;
+        let at = times.transactions.iter().find(|at| at.revision == revision);
+        Ok(at.copied().unwrap_or(Moment {
             revision,
-            time: time.unwrap_or(base.base.created),
-        })
+            time: base.created,
+        }))
     }
 
-    async fn end(&self, base: &StoredBase, listed: &SizedChain) -> Result<Moment, ReadError> {
+    async fn end(&self, base: &KnownBase, listed: &SizedChain) -> Result<Moment, ReadError> {
         self.moment(base, listed, listed.chain.last).await
     }
 
     /// The base before `index` in time, if it belongs to the same cluster. Its chain continues until the recorder has
     /// taken the next base, so it can contain later revisions than the chain of the next base.
-    fn previous(&self, index: usize) -> Option<&StoredBase> {
+    fn previous(&self, index: usize) -> Option<&KnownBase> {
         let base = self.bases.get(index)?;
         let previous = self.bases.get(index.checked_sub(1)?)?;
         is_same_cluster(base, previous).then_some(previous)
@@ -196,15 +248,15 @@ impl Search<'_> {
     /// True if the data of etcd was restored after this chain, so that later chains have another history.
     async fn ends_with_reset(
         &self,
-        base: &StoredBase,
+        base: &KnownBase,
         listed: &SizedChain,
     ) -> Result<bool, ReadError> {
         let Some(name) = listed.chain.segments.last() else {
             return Ok(false);
         };
-        let segment = read_segment(self.store, self.prefix, base.name, *name).await?;
-        let last = segment.records.last();
-        Ok(matches!(last, Some(Record::Gap(gap)) if gap.reason == GapReason::RevisionReset))
+        let times = read_times(self.store, self.prefix, base.name, *name).await?;
+        let reset = |gap: Gap| gap.reason == GapReason::RevisionReset;
+        Ok(times.gap.is_some_and(reset))
     }
 
     async fn latest(&self) -> Result<FoundPoint, PointError> {
@@ -227,23 +279,23 @@ impl Search<'_> {
         faults.extend(listed.chain.faults.iter().copied());
         let last = self.end(base, &listed).await?;
         if faults.is_empty() {
-            Ok(found(base, &listed, last))
+            Ok(self.found(base, &listed, last).await?)
         } else {
             Err(PointError::Broken { last, faults })
         }
     }
 
     async fn revision(&self, revision: i64) -> Result<FoundPoint, PointError> {
-        let mut by_revision: Vec<&StoredBase> = self.bases.iter().collect();
-        by_revision.sort_by_key(|base| (base.base.revision, base.base.created));
+        let mut by_revision: Vec<&KnownBase> = self.bases.iter().collect();
+        by_revision.sort_by_key(|base| (base.name.revision, base.created));
         let oldest = by_revision.first().ok_or(PointError::NoBase)?;
-        if revision < oldest.base.revision {
+        if revision < oldest.name.revision {
             return Err(PointError::BeforeOldest(start(oldest)));
         }
-        let count = by_revision.partition_point(|base| base.base.revision <= revision);
+        let count = by_revision.partition_point(|base| base.name.revision <= revision);
         let (before, after) = by_revision.split_at(count);
-        let mut chosen: Option<(&StoredBase, FoundPoint)> = None;
-        let mut nearest: Option<(&StoredBase, SizedChain)> = None;
+        let mut chosen: Option<(&KnownBase, FoundPoint)> = None;
+        let mut nearest: Option<(&KnownBase, SizedChain)> = None;
         for base in before.iter().rev().copied() {
             if chosen
                 .as_ref()
@@ -256,13 +308,13 @@ impl Search<'_> {
                 let at = self.moment(base, &listed, revision).await?;
                 if let Some((first, point)) = &chosen {
                     return Err(PointError::Ambiguous {
-                        first: first.base.cluster_id,
+                        first: first.cluster_id,
                         first_time: point.at.time,
-                        second: base.base.cluster_id,
+                        second: base.cluster_id,
                         second_time: at.time,
                     });
                 }
-                chosen = Some((base, found(base, &listed, at)));
+                chosen = Some((base, self.found(base, &listed, at).await?));
             } else if nearest
                 .as_ref()
                 .is_none_or(|(_, it)| it.chain.last < listed.chain.last)
@@ -288,14 +340,15 @@ impl Search<'_> {
 
     async fn time(&self, time: i64, complete: Option<i64>) -> Result<FoundPoint, PointError> {
         let oldest = self.bases.first().ok_or(PointError::NoBase)?;
-        let count = self.bases.partition_point(|base| base.base.created <= time);
+        let count = self.bases.partition_point(|base| base.created <= time);
         let index = count.checked_sub(1);
         let Some((index, base)) = index.and_then(|at| Some((at, self.bases.get(at)?))) else {
             return Err(PointError::BeforeOldest(start(oldest)));
         };
         let listed = self.list(base).await?;
         let segments = &listed.chain.segments;
-        let located = in_chain(self.store, self.prefix, base.clone(), segments, time).await?;
+        let begin = (base.name, start(base));
+        let located = in_chain(self.store, self.prefix, begin, segments, time).await?;
         let mut at = Moment {
             revision: located.revision,
             time: located.observed,
@@ -305,8 +358,8 @@ impl Search<'_> {
         if let Some(previous) = self.previous(index) {
             let older = self.list(previous).await?;
             if older.chain.last > at.revision && !self.ends_with_reset(previous, &older).await? {
-                let (base, segments) = (previous.clone(), &older.chain.segments);
-                let found = in_chain(self.store, self.prefix, base, segments, time).await?;
+                let (begin, segments) = ((previous.name, start(previous)), &older.chain.segments);
+                let found = in_chain(self.store, self.prefix, begin, segments, time).await?;
                 if found.revision >= at.revision {
                     is_last &= found.is_last;
                 }
@@ -326,20 +379,20 @@ impl Search<'_> {
         let (base, listed) = chosen;
         let next = self.bases.get(count);
         let is_equal =
-            |next: &StoredBase| is_same_cluster(base, next) && next.base.revision == at.revision;
+            |next: &KnownBase| is_same_cluster(base, next) && next.name.revision == at.revision;
         let is_complete = !has_gap && complete.is_some_and(|complete| time <= complete);
         match next {
-            _ if !is_last => Ok(found(base, &listed, at)),
+            _ if !is_last => Ok(self.found(base, &listed, at).await?),
             _ if !listed.chain.faults.is_empty() => Err(PointError::Broken {
                 last: at,
                 faults: listed.chain.faults,
             }),
-            Some(next) if is_equal(next) => Ok(found(base, &listed, at)),
+            Some(next) if is_equal(next) => Ok(self.found(base, &listed, at).await?),
             Some(next) => Err(PointError::InGap {
                 before: at,
                 after: start(next),
             }),
-            None if is_complete => Ok(found(base, &listed, at)),
+            None if is_complete => Ok(self.found(base, &listed, at).await?),
             None => Err(PointError::AfterNewest(at)),
         }
     }

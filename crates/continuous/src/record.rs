@@ -2,6 +2,8 @@
 
 use etcd::{Change, KeyHash};
 
+use crate::point::Moment;
+
 /// All changes of one revision, in the order of etcd's sub-revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
@@ -87,4 +89,28 @@ pub enum Record {
     Hash(Hash),
     /// The end of the chain.
     Gap(Gap),
+}
+
+/// A record without the changes of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outline {
+    /// A transaction.
+    Transaction(Moment),
+    /// The end of the chain.
+    Gap(Gap),
+    /// Another record.
+    Other,
+}
+
+impl From<&Record> for Outline {
+    fn from(record: &Record) -> Self {
+        match record {
+            Record::Transaction(it) => Self::Transaction(Moment {
+                revision: it.revision,
+                time: it.observed,
+            }),
+            Record::Gap(gap) => Self::Gap(*gap),
+            Record::Lease(_) | Record::LeaseEnd(_) | Record::Hash(_) => Self::Other,
+        }
+    }
 }

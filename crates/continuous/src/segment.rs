@@ -1,6 +1,7 @@
 //! Encodes and decodes whole segments, as specified in docs/internals/continuous-format.md. Performs no I/O.
 
 mod decode;
+mod scan;
 
 use std::io;
 
@@ -12,6 +13,7 @@ use crate::header::{HEADER, Header};
 use crate::message;
 use crate::name::SegmentName;
 use crate::record::Record;
+pub(crate) use scan::{Scanner, Times};
 
 /// Maximum length in bytes of the message of a record.
 pub const MAX_MESSAGE: usize = 36 << 20;

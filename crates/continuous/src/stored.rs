@@ -10,7 +10,7 @@ use crate::base::{BaseError, MAX_BASE, StoredBase};
 use crate::chain::Chain;
 use crate::header::HEADER;
 use crate::name::{BASE, BASES, BaseName, SegmentName};
-use crate::segment::{MAX_BODY, Sealed, Segment};
+use crate::segment::{MAX_BODY, Scanner, Sealed, Segment, Times};
 use crate::verify::{Verifier, VerifyError};
 
 /// Maximum size of a segment's object in bytes. Incompressible data becomes slightly larger by compression.
@@ -189,6 +189,21 @@ pub async fn read_base(
     }
 }
 
+/// Reads a base as [`read_base`] does. Fails if its snapshot is not under `prefix`.
+pub(crate) async fn read_own_base(
+    store: &dyn Store,
+    prefix: &str,
+    name: BaseName,
+) -> Result<StoredBase, ReadError> {
+    let base = read_base(store, prefix, name).await?;
+    base.check_snapshot(prefix)
+        .map_err(|error| ReadError::Base {
+            key: base_key(prefix, name),
+            error,
+        })?;
+    Ok(base)
+}
+
 /// Finds the chain of a base. `prefix` is empty or ends with a slash.
 pub(crate) async fn chain(
     store: &dyn Store,
@@ -298,6 +313,41 @@ pub(crate) async fn read_segment(
     let segment = Segment::decode(&object).map_err(invalid)?;
     if segment.digest.short() == name.digest && segment.header.last == name.last {
         Ok(segment)
+    } else {
+        Err(VerifyError::Misnamed { name }.into())
+    }
+}
+
+/// Reads the times of one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify
+/// that it continues the preceding segment.
+///
+/// Invariant 15: the memory is limited, also for a forged segment ([`Scanner`]).
+pub(crate) async fn read_times(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+    name: SegmentName,
+) -> Result<Times, ReadError> {
+    let key = segment_key(prefix, base, name);
+    let failed = |error| ReadError::store(&key, error);
+    let invalid = |error| VerifyError::Invalid { name, error };
+    let mut stream = store.get(&key).await.map_err(failed)?;
+    let mut scanner = Scanner::new();
+    let mut size = 0;
+    while let Some(chunk) = stream.chunks.next().await {
+        let chunk = chunk.map_err(failed)?;
+        size += chunk.len();
+        if size > MAX_OBJECT {
+            return Err(ReadError::TooLarge {
+                key: key.clone(),
+                limit: MAX_OBJECT,
+            });
+        }
+        scanner.push(&chunk).map_err(invalid)?;
+    }
+    let times = scanner.finish().map_err(invalid)?;
+    if times.digest.short() == name.digest && times.last == name.last {
+        Ok(times)
     } else {
         Err(VerifyError::Misnamed { name }.into())
     }

@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use crate::Scope;
 
-/// Number of concurrent reads of listings and manifests in all namespaces. A read takes up to 50 MiB of memory.
+/// Number of concurrent reads of listings and manifests, and of searches for points of recorded changes, in all
+/// namespaces. A read takes up to 50 MiB of memory, and a search up to 95 MiB. docs/install.md has the calculation.
 const READS: usize = 4;
 
 /// Limits of concurrent tasks.

@@ -99,6 +99,18 @@ impl Decompressor {
         })
     }
 
+    /// Starts the decompression of a stream whose window may have at most 2 to the power of `log` bytes. Without this
+    /// limit, zstd accepts a window of 128 MiB.
+    ///
+    /// # Errors
+    /// Fails if zstd cannot allocate the stream.
+    pub fn with_window(log: u32) -> io::Result<Self> {
+        let mut started = Self::new()?;
+        let limit = zstd::stream::raw::DParameter::WindowLogMax(log);
+        started.decoder.set_parameter(limit)?;
+        Ok(started)
+    }
+
     /// Decompresses bytes from the beginning of `rest`, and removes these bytes from `rest`. Returns the next piece of
     /// output, or `None` if zstd needs more input.
     ///

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::fixture::{base_of, limits, transaction};
-use crate::record::{GapReason, LeaseEnd, Transaction};
+use crate::record::{GapReason, LeaseEnd, Record, Transaction};
 use crate::recorder::Recorder;
 use crate::stored::{write_base, write_segment};
 
@@ -47,7 +47,7 @@ async fn stored(gap: bool) -> (TempDir, LocalStore) {
 
 async fn at(store: &LocalStore, time: i64) -> Option<(i64, i64, bool)> {
     let located = locate(store, "", time).await.unwrap();
-    located.map(|it| (it.revision, it.observed, it.is_last))
+    located.map(|(_, it)| (it.revision, it.observed, it.is_last))
 }
 
 #[tokio::test]
@@ -71,9 +71,10 @@ async fn newest_revision_at_requested_time_is_found() {
 #[tokio::test]
 async fn gap_before_requested_time_is_reported() {
     let (_directory, store) = stored(true).await;
-    let before = locate(&store, "", 49_000_000).await.unwrap().unwrap();
+    let (base, before) = locate(&store, "", 49_000_000).await.unwrap().unwrap();
+    assert_eq!(base, base_of(7, 10));
     assert_eq!((before.revision, before.gap), (40, None));
-    let after = locate(&store, "", 50_000_000).await.unwrap().unwrap();
+    let (_, after) = locate(&store, "", 50_000_000).await.unwrap().unwrap();
     assert_eq!(after.revision, 40);
     assert_eq!(after.gap.unwrap().after, 40);
 }

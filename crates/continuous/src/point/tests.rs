@@ -8,11 +8,12 @@ use store::LocalStore;
 use tempfile::TempDir;
 
 use super::*;
-use crate::base::Base;
+use crate::base::{Base, BaseError, SnapshotObject};
 use crate::fixture::{base_of, limits, transaction};
-use crate::record::{GapReason, Transaction};
+use crate::name::{SNAPSHOTS, snapshot_name};
+use crate::record::{GapReason, Record, Transaction};
 use crate::recorder::Recorder;
-use crate::stored::{segment_key, write_base, write_segment};
+use crate::stored::{base_key, segment_key, write_base, write_segment};
 
 const SECOND: i64 = 1_000_000;
 
@@ -33,9 +34,11 @@ impl Recorded {
 
     /// Stores a base with this revision, whose time is the same number of seconds plus `delay`.
     async fn base(&self, cluster: u64, revision: i64, delay: i64) -> StoredBase {
+        let created = (revision + delay) * SECOND;
+        let key = format!("{SNAPSHOTS}{}", snapshot_name(created));
         let base = Base {
-            created: (revision + delay) * SECOND,
-            ..base_of(cluster, revision).base
+            created,
+            ..base_with(cluster, revision, &key)
         };
         let base = base.encode().unwrap();
         write_base(&self.store, "", &base).await.unwrap();
@@ -90,6 +93,18 @@ impl Recorded {
 
     async fn at(&self, seconds: i64) -> Result<FoundPoint, PointError> {
         self.find(Point::Time(seconds * SECOND)).await
+    }
+}
+
+/// A base whose snapshot has this key.
+fn base_with(cluster: u64, revision: i64, key: &str) -> Base {
+    Base {
+        snapshot: SnapshotObject {
+            key: key.to_owned(),
+            size: 1,
+            sha256: "00".repeat(32),
+        },
+        ..base_of(cluster, revision).base
     }
 }
 
@@ -310,4 +325,54 @@ async fn chain_before_restored_data_is_ignored() {
     assert_eq!(summary(&latest), (15, 20, 40));
     let at = recorded.at(38).await.unwrap();
     assert_eq!(summary(&at), (15, 18, 38));
+}
+
+/// Invariant 13: the object of a base may name any object of the bucket. The base is refused also if the point does not
+/// need it.
+#[tokio::test]
+async fn invariant_13_base_with_foreign_snapshot_is_refused() {
+    let recorded = two_chains().await;
+    let name = snapshot_name(1);
+    for key in [
+        "team-b/backup".to_owned(),
+        format!("team-b/{SNAPSHOTS}{name}"),
+        format!("{SNAPSHOTS}../team-b/{SNAPSHOTS}{name}"),
+        format!("{SNAPSHOTS}1.snapshot"),
+        name,
+    ] {
+        let forged = base_with(7, 40, &key).encode().unwrap();
+        write_base(&recorded.store, "", &forged).await.unwrap();
+        for point in [Point::Revision(12), Point::Latest] {
+            let error = recorded.find(point).await.unwrap_err();
+            let is_refused = matches!(
+                &error,
+                PointError::Read(ReadError::Base {
+                    error: BaseError::ForeignSnapshot,
+                    ..
+                })
+            );
+            assert!(is_refused, "{key}: {error:?}");
+        }
+        let object = base_key("", forged.name);
+        recorded.store.delete(&object).await.unwrap();
+    }
+    let found = recorded.find(Point::Revision(12)).await.unwrap();
+    assert_eq!(summary(&found), (10, 12, 12));
+}
+
+/// Invariant 15: the number of bases of a tenant is limited.
+#[tokio::test]
+async fn invariant_15_search_limits_number_of_bases() {
+    let recorded = Recorded::new();
+    let mut expected = Vec::new();
+    // More bases than are read concurrently. Later bases have earlier revisions.
+    for number in 0..40 {
+        let base = recorded.base(7, 100 - number, 2 * number).await;
+        expected.push(base.name);
+    }
+    let known = known_bases(&recorded.store, "", 40).await.unwrap();
+    let names: Vec<BaseName> = known.iter().map(|base| base.name).collect();
+    assert_eq!(names, expected);
+    let error = known_bases(&recorded.store, "", 39).await.unwrap_err();
+    assert!(matches!(error, PointError::TooManyBases { limit: 39 }));
 }

@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::SegmentError;
 use crate::header::{HEADER, Header};
 use crate::message;
-use crate::record::Record;
+use crate::record::{Outline, Record};
 
 impl Segment {
     /// Decodes an object, and checks its checksums, lengths and revisions.
@@ -71,53 +71,101 @@ fn decompressed(stored: &[u8], length: u64) -> Result<Bytes, SegmentError> {
 
 /// Splits the body into records, and checks the rules for their order.
 fn records(mut body: Bytes, header: &Header) -> Result<Vec<Record>, SegmentError> {
-    const OTHER_NUMBER: SegmentError =
-        SegmentError::BodyDamaged("its number of records does not match");
-    if header.records > MAX_RECORDS {
-        return Err(SegmentError::BodyDamaged("it has too many records"));
-    }
+    let mut order = Order::new(header)?;
     let mut records: Vec<Record> = Vec::new();
-    let mut next = header.first;
     while body.has_remaining() {
-        let index = records.len() as u64;
-        if index == header.records {
-            return Err(OTHER_NUMBER);
-        }
-        let damaged = |problem| SegmentError::RecordDamaged { index, problem };
-        if matches!(records.last(), Some(Record::Gap(_))) {
-            return Err(damaged("it follows the record of a gap"));
-        }
+        order.begin()?;
         let record = record(&mut body).map_err(|error| match error {
             FrameError::TooLarge => SegmentError::TooLarge { limit: MAX_MESSAGE },
-            FrameError::Damaged(problem) => damaged(problem),
+            FrameError::Damaged(problem) => order.damaged(problem),
         })?;
-        match &record {
-            Record::Transaction(transaction) => {
-                if transaction.revision != next {
-                    return Err(SegmentError::WrongRevision {
-                        expected: next,
-                        found: transaction.revision,
-                    });
-                }
-                next = next.saturating_add(1);
-            }
-            Record::Gap(gap) if gap.after != next - 1 => {
-                return Err(damaged("its gap begins at another revision"));
-            }
-            _ => {}
-        }
+        order.add((&record).into())?;
         records.push(record);
     }
-    if next - 1 != header.last {
-        return Err(SegmentError::WrongRevision {
-            expected: next - 1,
-            found: header.last,
-        });
-    }
-    if records.len() as u64 != header.records {
-        return Err(OTHER_NUMBER);
-    }
+    order.finish()?;
     Ok(records)
+}
+
+/// Checks the number and the order of the records of a segment.
+pub(super) struct Order {
+    header: Header,
+    /// Number of records so far.
+    count: u64,
+    /// The revision that the next transaction must have.
+    next: i64,
+    has_ended: bool,
+}
+
+impl Order {
+    const OTHER_NUMBER: SegmentError =
+        SegmentError::BodyDamaged("its number of records does not match");
+
+    pub(super) fn new(header: &Header) -> Result<Self, SegmentError> {
+        if header.records > MAX_RECORDS {
+            return Err(SegmentError::BodyDamaged("it has too many records"));
+        }
+        Ok(Self {
+            header: *header,
+            count: 0,
+            next: header.first,
+            has_ended: false,
+        })
+    }
+
+    /// Fails if no further record may follow.
+    pub(super) fn begin(&self) -> Result<(), SegmentError> {
+        if self.count == self.header.records {
+            return Err(Self::OTHER_NUMBER);
+        }
+        if self.has_ended {
+            return Err(self.damaged("it follows the record of a gap"));
+        }
+        Ok(())
+    }
+
+    /// The error for a problem of the current record.
+    pub(super) fn damaged(&self, problem: &'static str) -> SegmentError {
+        SegmentError::RecordDamaged {
+            index: self.count,
+            problem,
+        }
+    }
+
+    pub(super) fn add(&mut self, record: Outline) -> Result<(), SegmentError> {
+        match record {
+            Outline::Transaction(at) => {
+                if at.revision != self.next {
+                    return Err(SegmentError::WrongRevision {
+                        expected: self.next,
+                        found: at.revision,
+                    });
+                }
+                self.next = self.next.saturating_add(1);
+            }
+            Outline::Gap(gap) => {
+                if gap.after != self.next - 1 {
+                    return Err(self.damaged("its gap begins at another revision"));
+                }
+                self.has_ended = true;
+            }
+            Outline::Other => {}
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    pub(super) fn finish(&self) -> Result<(), SegmentError> {
+        if self.next - 1 != self.header.last {
+            return Err(SegmentError::WrongRevision {
+                expected: self.next - 1,
+                found: self.header.last,
+            });
+        }
+        if self.count != self.header.records {
+            return Err(Self::OTHER_NUMBER);
+        }
+        Ok(())
+    }
 }
 
 enum FrameError {

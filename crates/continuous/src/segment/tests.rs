@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::SegmentError;
 use crate::fixture::{self, BASE_REVISION, base, transaction};
+use crate::point::Moment;
 use crate::record::{Gap, GapReason, Transaction};
 
 fn identity() -> Identity {
@@ -57,6 +58,36 @@ fn error_of(object: &[u8]) -> SegmentError {
     Segment::decode(object).unwrap_err()
 }
 
+/// Scans the object in pieces of this length.
+fn scanned(object: &[u8], length: usize) -> Result<Times, SegmentError> {
+    let mut scanner = Scanner::new();
+    for piece in object.chunks(length) {
+        scanner.push(piece)?;
+    }
+    scanner.finish()
+}
+
+/// The result of a scan that agrees with the decoded segment.
+fn times_of(segment: &Segment) -> Times {
+    let transactions = segment.records.iter().filter_map(|record| match record {
+        Record::Transaction(it) => Some(Moment {
+            revision: it.revision,
+            time: it.observed,
+        }),
+        _ => None,
+    });
+    let gap = segment.records.iter().find_map(|record| match record {
+        Record::Gap(gap) => Some(*gap),
+        _ => None,
+    });
+    Times {
+        last: segment.header.last,
+        digest: segment.digest,
+        transactions: transactions.collect(),
+        gap,
+    }
+}
+
 #[test]
 fn all_kinds_of_records_round_trip() {
     let mut records = fixture::records(11);
@@ -68,6 +99,10 @@ fn all_kinds_of_records_round_trip() {
     assert_eq!(segment.digest, sealed.digest);
     assert_eq!((sealed.name.first, sealed.name.last), (11, 12));
     assert_eq!(sealed.name.previous, base().digest.short());
+    for length in [1, 7, 139, 140, 141, sealed.object.len()] {
+        let times = scanned(&sealed.object, length).unwrap();
+        assert_eq!(times, times_of(&segment), "{length}");
+    }
     let empty = sealed_messages(&[(encoded(&gap(10)), None)]);
     assert_eq!((empty.name.first, empty.name.last), (11, 10));
     assert_eq!(Segment::decode(&empty.object).unwrap().records, [gap(10)]);
@@ -123,9 +158,11 @@ fn truncated_segment_is_reported() {
             matches!(error, SegmentError::Truncated { .. }),
             "{length}: {error}"
         );
+        assert_eq!(scanned(&object[..length], 100), Err(error));
     }
     let longer = [object.as_ref(), b"x"].concat();
     assert!(matches!(error_of(&longer), SegmentError::TooLong { .. }));
+    assert_eq!(scanned(&longer, longer.len()), Err(error_of(&longer)));
     assert_eq!(error_of(b"{}"), SegmentError::NotASegment);
 }
 
@@ -148,6 +185,7 @@ fn every_damaged_byte_is_detected() {
         let mut damaged = object.to_vec();
         damaged[index] ^= 1;
         assert!(Segment::decode(&damaged).is_err(), "byte {index}");
+        assert!(scanned(&damaged, 100).is_err(), "byte {index}");
     }
 }
 
@@ -205,6 +243,77 @@ fn size_after_decompression_is_limited() {
     assert!(zeros.len() < 64 << 10);
     let small = header(&zeros, 100);
     assert!(matches!(error_of(&small), SegmentError::BodyDamaged(_)));
+    for large in [too_large, huge] {
+        assert_eq!(scanned(&large, 100), Err(expected.clone()));
+    }
+    let scanned = scanned(&small, 100);
+    assert!(matches!(scanned, Err(SegmentError::BodyDamaged(_))));
+}
+
+/// Invariant 15: each transaction of a forged segment can have the maximum number of changes. If all changes were
+/// decoded, one segment would need hundreds of MiB.
+#[test]
+fn invariant_15_scan_has_at_most_one_message_in_memory() {
+    let changes = vec![fixture::deletion(b"k"); message::MAX_CHANGES];
+    let mut records = Vec::new();
+    for revision in [11, 12, 13] {
+        let next = Transaction {
+            changes: changes.clone(),
+            ..transaction(revision)
+        };
+        records.push(Record::Transaction(next));
+    }
+    let object = sealed(&records).object;
+    assert!(object.len() < 64 << 10, "{} bytes", object.len());
+    let message = encoded(&records[0]).len();
+    let mut scanner = Scanner::new();
+    for piece in object.chunks(100) {
+        scanner.push(piece).unwrap();
+        assert!(scanner.capacity() <= FRAME + message);
+    }
+    let times = scanner.finish().unwrap();
+    let found: Vec<i64> = times.transactions.iter().map(|at| at.revision).collect();
+    assert_eq!(found, [11, 12, 13]);
+}
+
+/// A segment with one record and this body, in a zstd frame whose window has 2 to the power of `log` bytes.
+fn in_frame(body: &[u8], log: u8) -> Vec<u8> {
+    let mut stored = vec![0x28, 0xb5, 0x2f, 0xfd, 0, (log - 10) << 3];
+    // The header of the last block, which is not compressed.
+    let block = (u32::try_from(body.len()).unwrap() << 3) | 1;
+    stored.extend(&block.to_le_bytes()[..3]);
+    stored.extend(body);
+    let header = Header {
+        cluster_id: 7,
+        base_revision: BASE_REVISION,
+        first: 11,
+        last: 11,
+        previous: base().digest,
+        records: 1,
+        body: body.len() as u64,
+        stored: stored.len() as u64,
+        sha256: Digest::of(&stored),
+    };
+    [header.encode(), stored].concat()
+}
+
+/// Invariant 15: a scan fails before it allocates memory for a large message or a large window.
+#[test]
+fn invariant_15_scan_rejects_large_message_and_window() {
+    let message = encoded(&record(11));
+    let frame = |length: usize| {
+        let length = u32::try_from(length).unwrap();
+        let checksum = crc32c::crc32c(&message);
+        let parts = [length.to_be_bytes(), checksum.to_be_bytes()].concat();
+        [parts.as_slice(), &message].concat()
+    };
+    let body = frame(message.len());
+    assert!(scanned(&in_frame(&body, 23), 100).is_ok());
+    let damaged = Err(SegmentError::BodyDamaged("it cannot be decompressed"));
+    assert_eq!(scanned(&in_frame(&body, 24), 100), damaged);
+    let too_large = Err(SegmentError::TooLarge { limit: MAX_MESSAGE });
+    let body = frame(MAX_MESSAGE + 1);
+    assert_eq!(scanned(&in_frame(&body, 23), 100), too_large);
 }
 
 /// A change without fields has only 2 bytes in a message, but takes far more memory.
@@ -259,7 +368,9 @@ proptest! {
                 Record::Transaction(Transaction { revision, observed, changes })
             })
             .collect();
-        let segment = Segment::decode(&sealed(&records).object).unwrap();
+        let object = sealed(&records).object;
+        let segment = Segment::decode(&object).unwrap();
+        prop_assert_eq!(scanned(&object, 50).unwrap(), times_of(&segment));
         prop_assert_eq!(segment.records, records);
     }
 
@@ -269,7 +380,12 @@ proptest! {
         messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 0..5),
     ) {
         let messages: Vec<_> = messages.into_iter().map(|message| (message, None)).collect();
-        let _ = Segment::decode(&sealed_messages(&messages).object);
+        let object = sealed_messages(&messages).object;
+        if let Ok(segment) = Segment::decode(&object) {
+            prop_assert_eq!(scanned(&object, 50).unwrap(), times_of(&segment));
+        } else {
+            let _ = scanned(&object, 50);
+        }
     }
 
     #[test]

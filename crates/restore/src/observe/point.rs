@@ -21,6 +21,9 @@ use crate::source::{self, OpenedSource};
 /// Time limit for the search. The search lists all segments of a base, and reads about 20 segments.
 const TIME_LIMIT: Duration = Duration::from_mins(2);
 
+/// Maximum number of problems of a chain in a message. Invariant 15: a forged directory can have 100,000 problems.
+const NAMED_FAULTS: usize = 3;
+
 /// The directory of the changes that an EtcdBackup has recorded, and the time in microseconds since the epoch before
 /// which all changes are in the store, if the status of the EtcdBackup reports this time.
 pub(super) fn recorded_by(backup: &EtcdBackup) -> Result<(StorageBlock, Option<i64>), Trouble> {
@@ -104,6 +107,9 @@ fn requested(at: &RestorePoint) -> Option<(&'static str, Point)> {
 }
 
 /// Fails if the snapshot of the base is missing or has another size. The seed verifies its SHA-256.
+///
+/// Invariant 13: the request has the identity of the operator. `find_point` returns only a base whose snapshot is in
+/// the directory of the recorded changes, which the namespace may access.
 async fn check_snapshot(opened: &OpenedSource, found: &FoundPoint) -> Result<(), Trouble> {
     let snapshot = &found.base.base.snapshot;
     let stored = opened.0.store.head(&snapshot.key).await;
@@ -198,6 +204,13 @@ fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
                  status.continuous.location of the EtcdBackup without its last slash"
             ),
         ),
+        PointError::TooManyBases { limit } => (
+            Reason::StoreUnreachable,
+            format!(
+                "there are more than {limit} bases in {location}: delete the bases that you do not need, each with its \
+                 segments and its snapshot"
+            ),
+        ),
         PointError::BeforeOldest(oldest) => (
             Reason::PointNotRecorded,
             format!(
@@ -224,14 +237,18 @@ fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
             ),
         ),
         PointError::Broken { last, faults } => {
-            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            let named = faults.iter().take(NAMED_FAULTS);
+            let mut texts: Vec<String> = named.map(ToString::to_string).collect();
+            if faults.len() > NAMED_FAULTS {
+                texts.push(format!("{} more problems", faults.len() - NAMED_FAULTS));
+            }
             (
                 Reason::SnapshotUnreadable,
                 format!(
                     "the recorded changes in {location} are not usable after {}: {}. Put the missing objects back, or \
                      set spec.continuous.at.revision to this revision or an earlier one",
                     described(last),
-                    faults.join("; ")
+                    texts.join("; ")
                 ),
             )
         }

@@ -136,6 +136,11 @@ fn error_names_field_nearest_points_and_remedy() {
             vec!["no recorded changes in s3://b/k", "spec.backup.name"],
         ),
         (
+            PointError::TooManyBases { limit: 9 },
+            Reason::StoreUnreachable,
+            vec!["more than 9 bases in s3://b/k", "delete the bases"],
+        ),
+        (
             PointError::BeforeOldest(moment(10, early)),
             unrecorded,
             vec!["revision 10 (2026-11-28T00:00:00Z)", "later one"],
@@ -194,5 +199,26 @@ fn error_names_field_nearest_points_and_remedy() {
         for part in parts {
             assert!(message.contains(part), "{message}");
         }
+    }
+}
+
+/// Invariant 15: a forged directory can have any number of segments that do not belong to the chain.
+#[test]
+fn invariant_15_message_names_few_problems_of_chain() {
+    let last = Moment {
+        revision: 20,
+        time: micros(TIME),
+    };
+    for (count, more) in [(3, None), (100_000, Some("99997 more problems"))] {
+        let fault = ChainFault::Missing {
+            after: 20,
+            next: 30,
+        };
+        let faults = vec![fault; count];
+        let error = PointError::Broken { last, faults };
+        let message = trouble(&error, "spec.continuous.at.latest", "s3://b/k").message;
+        assert_eq!(message.matches("between the revisions").count(), 3);
+        assert_eq!(message.contains("more problems"), more.is_some());
+        assert!(message.contains(more.unwrap_or_default()), "{message}");
     }
 }

@@ -20,7 +20,7 @@ use crate::fake;
 use crate::plan::{Action, plan};
 
 const PREFIX: &str = "etcd/b.continuous/backup-uid/";
-const SNAPSHOT: &str = "etcd/b.continuous/backup-uid/snapshots/1.snapshot";
+const SNAPSHOT: &str = "etcd/b.continuous/backup-uid/snapshots/00000000000010000000.snapshot";
 const CONTENT: &[u8] = b"snapshot";
 const SECOND: i64 = 1_000_000;
 
@@ -28,22 +28,26 @@ async fn s3(server: &S3Server) -> S3Store {
     S3Store::new(server.config("bucket")).await.unwrap()
 }
 
+/// A base whose snapshot has this key.
+fn base_of(revision: i64, snapshot: &str) -> Base {
+    Base {
+        cluster_id: ClusterId(0xab),
+        revision,
+        snapshot: SnapshotObject {
+            key: snapshot.to_owned(),
+            size: CONTENT.len() as u64,
+            sha256: "ab".repeat(32),
+        },
+        created: revision * SECOND,
+    }
+}
+
 /// A bucket with a base of revision 10 and the revisions 11 to 20. Revision N was received N seconds after 1970.
 async fn recorded() -> S3Server {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     store.put(SNAPSHOT, CONTENT.into()).await.unwrap();
-    let base = Base {
-        cluster_id: ClusterId(0xab),
-        revision: 10,
-        snapshot: SnapshotObject {
-            key: SNAPSHOT.to_owned(),
-            size: CONTENT.len() as u64,
-            sha256: "ab".repeat(32),
-        },
-        created: 10 * SECOND,
-    };
-    let base = base.encode().unwrap();
+    let base = base_of(10, SNAPSHOT).encode().unwrap();
     write_base(&store, PREFIX, &base).await.unwrap();
     let mut recorder = Recorder::new(&base, Limits::default());
     for revision in 11..=20 {
@@ -247,6 +251,34 @@ async fn invariant_38_point_without_proof_is_refused() {
         "{}",
         trouble.message
     );
+}
+
+/// Invariant 13: the message does not depend on the object of the other namespace.
+#[tokio::test]
+async fn invariant_13_foreign_snapshot_is_not_requested() {
+    const OTHER: &str = "etcd/team-b";
+    let server = recorded().await;
+    let store = s3(&server).await;
+    let forged = base_of(30, OTHER).encode().unwrap();
+    write_base(&store, PREFIX, &forged).await.unwrap();
+    let backup = etcd_backup(json!({
+        "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": block(&server, "bucket/etcd/b"),
+    }));
+    let source = json!({ "backup": { "name": "b" } });
+    let latest = json!({ "at": { "latest": true } });
+    let restore = with_seed(restore_at(&source, &latest, &plain()));
+    let refused = async || {
+        let observation = observed(&restore, backup.clone()).await;
+        problem(&observation).clone()
+    };
+    let missing = refused().await;
+    assert_eq!(missing.reason, Reason::SnapshotUnreadable);
+    let cause = "its snapshot is not in the directory";
+    assert!(missing.message.contains(cause), "{}", missing.message);
+    for content in [CONTENT, b"other"] {
+        store.put(OTHER, content.into()).await.unwrap();
+        assert_eq!(refused().await.message, missing.message);
+    }
 }
 
 #[tokio::test]
