@@ -67,9 +67,10 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     let details = status.member_details.iter().map(|one| one.name.clone());
     let nothing_exists = pods.is_empty() && claims.is_empty() && services.is_empty();
     let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
-        // The bootstrap was just recorded, so no object is read by name. If an object exists without labels, its
-        // creation fails (invariant 6), and a later reconcile finds the object.
-        (None, Some(_)) if nothing_exists => return Missing::default(),
+        // The bootstrap was just recorded, so no object of a member is read by name. If such an object exists without
+        // labels, its creation fails (invariant 6), and a later reconcile finds it. Services of the whole cluster are
+        // read, because the operator applies them, and must not change a Service of another owner.
+        (None, Some(_)) if nothing_exists => BTreeSet::new(),
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
@@ -153,11 +154,13 @@ mod tests {
             new(objects);
             objects.services.clear();
         };
+        let of_new_cluster = asked(&nothing);
         assert_eq!(
-            asked(&nothing),
-            Missing::default(),
-            "no object of a new cluster may be read by name"
+            of_new_cluster.services,
+            ["db", "db-client"],
+            "the operator must see Services of other owners before it applies its own"
         );
+        assert!(of_new_cluster.pods.is_empty() && of_new_cluster.claims.is_empty());
         let unrecorded = asked(&|objects| {
             nothing(objects);
             objects.cluster.status.as_mut().unwrap().bootstrap = None;
