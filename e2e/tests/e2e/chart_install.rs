@@ -34,7 +34,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-backup-operator", "get", "secrets", true),
     // The backup operator creates a pod for each backup to a PVC.
     ("etcd-backup-operator", "create", "pods", true),
-    ("etcd-backup-operator", "list", "pods", false),
+    ("etcd-backup-operator", "list", "pods", true),
     ("etcd-backup-operator", "create", "pods/exec", false),
     (
         "etcd-backup-operator",

@@ -15,8 +15,9 @@ mod full {
     use crate::fixtures::cluster;
 
     const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-    /// Time for the upload of a segment, in addition to the interval.
-    const UPLOAD: Duration = Duration::from_millis(500);
+    /// Time for the upload of a segment on a loaded machine, in addition to the interval. `cargo xtask bench continuous`
+    /// measures the goal of 0.5 s.
+    const UPLOAD: Duration = Duration::from_secs(5);
     /// Number of random moments at which the store is listed while the cluster serves clients.
     const SAMPLES: usize = 100;
     /// Number of times that all members and the agent are killed.
