@@ -5,8 +5,7 @@ use etcd::{Change, KeyHash, Value};
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::point::Moment;
-use crate::record::{Gap, GapReason, Hash, Lease, LeaseEnd, Outline, Record, Transaction};
+use crate::record::{Gap, GapReason, Hash, Lease, LeaseEnd, Moment, Outline, Record, Transaction};
 
 #[derive(Clone, PartialEq, Message)]
 struct RecordMessage {

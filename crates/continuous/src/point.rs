@@ -11,7 +11,7 @@ use crate::base::StoredBase;
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
 use crate::name::{BaseName, SegmentName};
-use crate::record::{Gap, GapReason};
+use crate::record::{Gap, GapReason, Moment};
 use crate::stored::{ReadError, SizedChain, bases, read_own_base, read_times};
 
 /// Maximum number of bases in a search. A recorder with the shortest `maxBaseAge` (10 minutes) and the longest
@@ -30,15 +30,6 @@ pub enum Point {
     Revision(i64),
     /// The newest recorded state.
     Latest,
-}
-
-/// A revision, and the time at which the recorder received it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// The revision.
-    pub revision: i64,
-    /// The time in microseconds since the epoch.
-    pub time: i64,
 }
 
 /// The objects from which a point is restored.

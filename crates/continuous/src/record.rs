@@ -2,8 +2,6 @@
 
 use etcd::{Change, KeyHash};
 
-use crate::point::Moment;
-
 /// All changes of one revision, in the order of etcd's sub-revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
@@ -63,6 +61,15 @@ pub enum GapReason {
     NotStored,
     /// etcd has a lower revision than the chain, although the cluster ID is the same: its data was restored.
     RevisionReset,
+}
+
+/// A revision, and the time at which the recorder received it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The revision.
+    pub revision: i64,
+    /// The time in microseconds since the epoch.
+    pub time: i64,
 }
 
 /// The end of a chain, after which changes are missing.

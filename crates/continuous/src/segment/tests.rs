@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::SegmentError;
 use crate::fixture::{self, BASE_REVISION, base, transaction};
-use crate::point::Moment;
+use crate::record::Moment;
 use crate::record::{Gap, GapReason, Transaction};
 
 fn identity() -> Identity {
