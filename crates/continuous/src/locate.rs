@@ -4,8 +4,7 @@ use store::Store;
 
 use crate::base::StoredBase;
 use crate::name::{BaseName, SegmentName};
-use crate::record::Gap;
-use crate::record::Moment;
+use crate::record::{Gap, Moment};
 use crate::stored::{ReadError, bases, chain, read_base, read_times};
 
 /// The revision to restore for a requested time.
