@@ -18,8 +18,9 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// are in flight.
 const MAX_REJECTED_PER_SECOND: f64 = 30.0;
 
-/// A priority level of API Priority and Fairness that rejects all requests of this sandbox's operator, except requests
-/// for its Lease.
+/// A priority level of API Priority and Fairness that rejects requests of this sandbox's operator, except requests for
+/// its Lease. The API server still accepts one request at a time, because a level without seats runs a request if no
+/// other request runs in it.
 struct Limit<'a> {
     sandbox: &'a Sandbox,
     name: &'a str,
@@ -92,7 +93,7 @@ spec:
     }
 }
 
-/// Ensures that the operator retries rejected requests at a low rate, and that nothing changes while all are rejected.
+/// Ensures that requests are rejected, and that the operator retries them at a low rate.
 async fn requests_are_repeated_slowly(sandbox: &Sandbox, limit: &Limit<'_>) -> Result<()> {
     sandbox.scale("c", 3).await?;
     let first = until("a request is rejected", DEADLINE, async || {
@@ -114,8 +115,6 @@ async fn requests_are_repeated_slowly(sandbox: &Sandbox, limit: &Limit<'_>) -> R
         per_second <= MAX_REJECTED_PER_SECOND,
         "{per_second:.1} rejected requests per second"
     );
-    let pods = sandbox.member_pods("c").await?.len();
-    ensure!(pods == 1, "{pods} pods: the limit has no effect");
     Ok(())
 }
 

@@ -20,8 +20,7 @@ use crate::digest::Digest;
 use crate::error::SegmentError;
 use crate::header::{HEADER, Header};
 use crate::message;
-use crate::record::Moment;
-use crate::record::{Gap, Outline};
+use crate::record::{Gap, Moment, Outline};
 
 /// Maximum window of zstd, as a power of 2. RFC 8878 recommends that decoders support 8 MiB. The recorder uses 2 MiB.
 const WINDOW: u32 = 23;

@@ -7,8 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::SegmentError;
 use crate::fixture::{self, BASE_REVISION, base, transaction};
-use crate::record::Moment;
-use crate::record::{Gap, GapReason, Transaction};
+use crate::record::{Gap, GapReason, Moment, Transaction};
 
 fn identity() -> Identity {
     Identity {
