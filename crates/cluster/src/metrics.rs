@@ -196,6 +196,8 @@ impl Metrics {
                 namespace: namespace.clone(),
                 name: cluster.name_any(),
                 generation: cluster.metadata.generation,
+                // The first sample of a counter must be 0, because `increase()` of Prometheus ignores the first value.
+                changes: [(Reason::MemberRemoved, 0)].into(),
                 ..Cluster::default()
             });
         if seen.generation != cluster.metadata.generation {
