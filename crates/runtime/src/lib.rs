@@ -26,6 +26,7 @@ pub mod logs;
 pub mod marks;
 mod notice;
 pub mod outcome;
+pub mod pod;
 pub mod process;
 mod process_metrics;
 pub mod queue;

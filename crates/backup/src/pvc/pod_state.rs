@@ -58,11 +58,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         );
         (reason, message)
     });
-    let unscheduled = status
-        .conditions
-        .unwrap_or_default()
-        .into_iter()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    let unscheduled = runtime::pod::unscheduled(status.conditions.as_deref());
     match (waiting, unscheduled) {
         (Some((reason, message)), _)
             if reason.starts_with("ErrImage") || reason.starts_with("ImagePull") =>
@@ -83,7 +79,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
             format!(
                 "spec.pvc.claimName: no node can run a pod that mounts PersistentVolumeClaim {}: {}",
                 order.claim,
-                condition.message.unwrap_or_default()
+                condition.message.as_deref().unwrap_or_default()
             ),
         )),
         // The container waits, for example because its volume is attached to another node. Only Events of the pod

@@ -28,10 +28,8 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
 
 /// Why the pod does not run. `None` while it starts without a problem.
 pub(crate) fn problem(pod: &Pod) -> Option<Trouble> {
-    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let unscheduled = conditions
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    if let Some(condition) = unscheduled {
+    let conditions = pod.status.as_ref()?.conditions.as_deref();
+    if let Some(condition) = runtime::pod::unscheduled(conditions) {
         let why = condition.message.as_deref().unwrap_or_default();
         let message = format!("no node can run the pod of the agent: {why}");
         return Some(Trouble::new(Reason::PodNotStarting, message));

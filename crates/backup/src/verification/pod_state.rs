@@ -102,12 +102,8 @@ pub(crate) fn state_of(pod: &Pod, uid: &str) -> PodState {
     if of(ETCD).is_some_and(is_running) || of(FETCH).is_some_and(is_running) {
         return PodState::Running;
     }
-    let unscheduled = status
-        .conditions
-        .unwrap_or_default()
-        .into_iter()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
-        .and_then(|condition| condition.message);
+    let unscheduled = runtime::pod::unscheduled(status.conditions.as_deref())
+        .and_then(|condition| condition.message.clone());
     let waiting = prepare.iter().chain(&containers).find_map(|status| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let (reason, message) = (waiting.reason.as_deref()?, waiting.message.as_deref()?);

@@ -26,13 +26,9 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
         .iter()
         .chain(&containers)
         .find_map(container_trouble);
-    let unscheduled = status
-        .conditions
-        .unwrap_or_default()
-        .into_iter()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    let unscheduled = runtime::pod::unscheduled(status.conditions.as_deref());
     let unscheduled = unscheduled.map(|condition| {
-        let why = condition.message.unwrap_or_default();
+        let why = condition.message.as_deref().unwrap_or_default();
         Trouble::new(
             Reason::PodNotStarting,
             format!("no node can run the seed's pod: {why}"),
