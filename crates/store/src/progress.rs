@@ -60,26 +60,32 @@ impl Meter {
     }
 }
 
-/// Sends the result of `now` to each client that connects, until the caller drops the future. Returns at once if
-/// another process uses the port.
+/// Sends the progress to each client that connects, until the caller drops the future. Returns at once if another
+/// process uses the port.
 pub async fn serve(now: impl Fn() -> Moved) {
+    serve_report(|| written(now()).into_bytes()).await;
+}
+
+/// Sends the report to each client that connects, until the caller drops the future. Returns at once if another process
+/// uses the port.
+pub async fn serve_report(report: impl Fn() -> Vec<u8>) {
     let everywhere = [
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)),
     ];
     match TcpListener::bind(&everywhere[..]).await {
-        Ok(listener) => serve_at(listener, now).await,
+        Ok(listener) => serve_at(listener, report).await,
         Err(error) => debug!(%error, "cannot listen on the progress port"),
     }
 }
 
-async fn serve_at(listener: TcpListener, now: impl Fn() -> Moved) {
+/// Like [`serve_report`], for an open port. Never completes.
+pub async fn serve_at(listener: TcpListener, report: impl Fn() -> Vec<u8>) {
     loop {
         match listener.accept().await {
             Ok((mut stream, _)) => {
-                let text = written(now());
                 // The write has a timeout, because a client that does not read would block the server.
-                let _ = timeout(TIMEOUT, stream.write_all(text.as_bytes())).await;
+                let _ = timeout(TIMEOUT, stream.write_all(&report())).await;
             }
             Err(error) => {
                 debug!(%error, "cannot accept a progress client");
@@ -95,15 +101,17 @@ pub async fn read(address: IpAddr) -> Option<Moved> {
 }
 
 async fn read_at(address: SocketAddr) -> Option<Moved> {
+    let report = read_report(address, MAX_RESPONSE).await?;
+    parsed(std::str::from_utf8(&report).ok()?)
+}
+
+/// Reads a report of at most `limit` bytes from the server at this address. `None` if no report arrives in time.
+pub async fn read_report(address: SocketAddr, limit: u64) -> Option<Vec<u8>> {
     let request = async {
         let stream = TcpStream::connect(address).await.ok()?;
-        let mut text = String::new();
-        stream
-            .take(MAX_RESPONSE)
-            .read_to_string(&mut text)
-            .await
-            .ok()?;
-        parsed(&text)
+        let mut report = Vec::new();
+        stream.take(limit).read_to_end(&mut report).await.ok()?;
+        Some(report)
     };
     timeout(TIMEOUT, request).await.ok().flatten()
 }
@@ -133,7 +141,8 @@ mod tests {
             bytes: 7,
             total: Some(9),
         };
-        let server = tokio::spawn(serve_at(listener, move || moved));
+        let report = move || written(moved).into_bytes();
+        let server = tokio::spawn(serve_at(listener, report));
         // `_silent` neither sends nor reads. The server must still answer the next client.
         let _silent = TcpStream::connect(address).await.unwrap();
         assert_eq!(read_at(address).await, Some(moved));

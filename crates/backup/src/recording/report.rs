@@ -1,22 +1,18 @@
 //! The report of the agent, which the operator reads over TCP. The agent reads nothing from its clients. The operator
 //! reads a limited number of bytes. It displays the report, and makes no decision with it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use continuous::{Monitor, Progress};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use store::progress::PORT;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{sleep, timeout};
+use store::progress::{self, PORT};
+use tokio::time::sleep;
 
-/// Time limit for one connection.
-const TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of a report in bytes. A report with ten gaps has about 2,500 bytes.
 const MAX_REPORT: u64 = 16 << 10;
-/// Pause after the port could not be opened, or a client could not be accepted.
+/// Pause after the port could not be opened.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The progress of the agent, and the time of its clock. All times in the progress are times of this clock.
@@ -30,37 +26,18 @@ pub struct AgentReport {
 
 /// Sends the report to each client that connects. Never completes.
 pub(super) async fn serve(monitor: Monitor) {
-    let everywhere = [
-        SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),
-        SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)),
-    ];
     loop {
-        match TcpListener::bind(&everywhere[..]).await {
-            Ok(listener) => serve_at(&listener, &monitor).await,
-            Err(error) => tracing::debug!(%error, "cannot listen on the port for reports"),
-        }
+        progress::serve_report(|| encoded(&monitor)).await;
         sleep(RETRY).await;
     }
 }
 
-async fn serve_at(listener: &TcpListener, monitor: &Monitor) {
-    loop {
-        match listener.accept().await {
-            Ok((mut stream, _)) => {
-                let report = AgentReport {
-                    now: Timestamp::now().as_microsecond(),
-                    progress: monitor.read(),
-                };
-                let text = serde_json::to_vec(&report).unwrap_or_default();
-                // The write has a timeout, because a client that does not read must not block the server.
-                let _ = timeout(TIMEOUT, stream.write_all(&text)).await;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept a client");
-                sleep(RETRY).await;
-            }
-        }
-    }
+fn encoded(monitor: &Monitor) -> Vec<u8> {
+    let report = AgentReport {
+        now: Timestamp::now().as_microsecond(),
+        progress: monitor.read(),
+    };
+    serde_json::to_vec(&report).unwrap_or_default()
 }
 
 /// Reads the report of the agent at this address. `None` if no valid report arrives in time.
@@ -69,17 +46,15 @@ pub async fn read(address: IpAddr) -> Option<AgentReport> {
 }
 
 async fn read_at(address: SocketAddr) -> Option<AgentReport> {
-    let request = async {
-        let stream = TcpStream::connect(address).await.ok()?;
-        let mut text = Vec::new();
-        stream.take(MAX_REPORT).read_to_end(&mut text).await.ok()?;
-        serde_json::from_slice(&text).ok()
-    };
-    timeout(TIMEOUT, request).await.ok().flatten()
+    let text = progress::read_report(address, MAX_REPORT).await?;
+    serde_json::from_slice(&text).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
 
     #[tokio::test]
@@ -87,7 +62,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let monitor = Monitor::default();
-        let server = tokio::spawn(async move { serve_at(&listener, &monitor).await });
+        let server = tokio::spawn(progress::serve_at(listener, move || encoded(&monitor)));
         // The client `_silent` neither sends nor reads, and must not block other clients.
         let _silent = TcpStream::connect(address).await.unwrap();
         let report = read_at(address).await.unwrap();
