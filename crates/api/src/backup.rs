@@ -185,10 +185,6 @@ text_enum! {
     "spec.continuous is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.continuous, or use a bucket or a PVC"
 ))]
 #[x_kube(validation = (
-    "!has(self.continuous) || !has(self.encryption)",
-    "spec.continuous is not possible with spec.encryption, because the agent cannot encrypt yet: remove one of them, or use two EtcdBackups"
-))]
-#[x_kube(validation = (
     "!has(self.continuous) || !has(self.ttlSecondsAfterFinished)",
     "spec.ttlSecondsAfterFinished would end the recording of spec.continuous: remove one of them"
 ))]
@@ -250,7 +246,8 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. The default is `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Encryption of the stored backup. Without this field, backups are not encrypted.
+    /// Encryption of the stored backup, and of the bases and segments of `continuous`. Without this field, they are not
+    /// encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
     /// Settings of the verification. The operator restores the newest backup in a separate pod to prove that it can be

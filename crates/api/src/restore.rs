@@ -140,10 +140,6 @@ text_enum! {
     "spec.backup.before is not possible with spec.continuous: remove it, and set the point in spec.continuous.at"
 ))]
 #[x_kube(validation = (
-    "!has(self.continuous) || !has(self.encryption)",
-    "spec.encryption is not possible with spec.continuous, because recorded changes are not encrypted: remove one of them"
-))]
-#[x_kube(validation = (
     "!has(self.continuous) || !has(self.bumpRevision) || self.bumpRevision == 0",
     "spec.bumpRevision is not possible with spec.continuous, which restores exact revisions: remove one of them"
 ))]
@@ -185,6 +181,7 @@ pub struct EtcdRestoreSpec {
     pub continuous: Option<RestoreContinuous>,
     /// Secret with the keys of an encrypted backup. If set, the operator rejects a backup without encryption. With
     /// `backup`, the default is the Secret of the EtcdBackup, unless its status records a backup without encryption.
+    /// With `continuous`, recorded changes without encryption are rejected too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
     /// If true, the restore may replace an existing cluster with data. If false, the operator rejects such a restore.

@@ -321,6 +321,7 @@ async fn invariant_13_removal_deletes_only_own_records() {
                 sha256: "00".repeat(32),
             },
             created: 1_764_000_000_000_000,
+            encryption: None,
         };
         let base = base.encode().unwrap();
         write_base(store.as_ref(), &prefix, &base).await.unwrap();

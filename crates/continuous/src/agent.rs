@@ -15,14 +15,14 @@ use store::Store;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
-use crate::base::StoredBase;
+use crate::base::{BaseEncryption, StoredBase};
 use crate::capture::{Capture, CaptureError, End, Extras, now_micros};
 use crate::outbox::Spool;
 use crate::progress::Monitor;
 use crate::record::GapReason;
 use crate::recorder::{Limits, Recorder, RecorderError};
 use crate::retention::tidy;
-use crate::snapshot::take_base;
+use crate::snapshot::{TakeError, take_described_base};
 use crate::stored::{ReadError, bases, read_base, tip};
 
 /// Pause after a failure of etcd.
@@ -82,6 +82,8 @@ struct Begun {
 pub struct Agent<'a> {
     client: &'a EtcdClient,
     store: &'a dyn Store,
+    /// The description of the encryption with which the store encrypts its objects.
+    encryption: Option<BaseEncryption>,
     settings: Settings,
     endpoints: Vec<String>,
     monitor: Monitor,
@@ -103,11 +105,22 @@ impl<'a> Agent<'a> {
         Self {
             client,
             store,
+            encryption: None,
             settings,
             endpoints,
             monitor: Monitor::default(),
             begins: Arc::default(),
             failures: 0,
+        }
+    }
+
+    /// Describes the encryption in each new base. The store of the agent must be an
+    /// [`EncryptedStore`](crate::EncryptedStore) with the same key.
+    #[must_use]
+    pub fn encrypted(self, encryption: BaseEncryption) -> Self {
+        Self {
+            encryption: Some(encryption),
+            ..self
         }
     }
 
@@ -235,6 +248,10 @@ impl<'a> Agent<'a> {
         let Some(base) = newest else {
             return Ok(None);
         };
+        if base.base.encryption.is_some() != self.encryption.is_some() {
+            // All segments of a base are encrypted, or none.
+            return Ok(None);
+        }
         let limits = self.settings.limits;
         let tip = tip(self.store, prefix, base.name).await?;
         let recorder = match &tip.segment {
@@ -256,7 +273,7 @@ impl<'a> Agent<'a> {
     async fn begin(&mut self, stopped: &watch::Receiver<bool>) -> Option<Begun> {
         loop {
             let member = self.member().await;
-            let taken = take_base(self.client, &member, self.store, &self.settings.prefix);
+            let taken = self.take_base(&member);
             tokio::select! {
                 () = until_stopped(stopped.clone()) => return None,
                 taken = taken => match taken {
@@ -267,6 +284,11 @@ impl<'a> Agent<'a> {
             self.failures += 1;
             sleep(RETRY).await;
         }
+    }
+
+    async fn take_base(&self, member: &str) -> Result<StoredBase, TakeError> {
+        let target = (self.store, self.encryption.as_ref());
+        take_described_base(self.client, member, target, &self.settings.prefix).await
     }
 
     fn chain_of(&self, base: StoredBase) -> Begun {
@@ -314,7 +336,7 @@ impl<'a> Agent<'a> {
                 loop {
                     self.until_renewal(renew_at, not_before).await;
                     let member = self.member().await;
-                    match take_base(self.client, &member, self.store, &prefix).await {
+                    match self.take_base(&member).await {
                         Ok(base) => {
                             taken = Some(base);
                             break;
@@ -454,44 +476,4 @@ async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 }
 
 #[cfg(test)]
-mod tests {
-    mod model;
-
-    use super::*;
-
-    #[test]
-    fn number_or_size_of_segments_makes_base_full() {
-        for (size, expected) in [
-            ((0, 0), false),
-            ((MAX_SEGMENTS - 1, 99), false),
-            ((MAX_SEGMENTS, 0), true),
-            ((1, 100), true),
-        ] {
-            assert_eq!(is_full(size, 100), expected, "{size:?}");
-        }
-    }
-
-    #[test]
-    fn advertised_urls_without_tls_are_ignored_if_endpoints_have_tls() {
-        let urls = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
-        let advertised = urls("http://a https://b");
-        for (endpoint, expected) in [
-            ("https://c", "https://b https://c"),
-            ("http://c", "http://a https://b http://c"),
-        ] {
-            let found = all_urls(advertised.iter(), &urls(endpoint));
-            assert_eq!(found, urls(expected));
-        }
-    }
-
-    #[test]
-    fn chain_is_excessive_only_if_its_listing_is_too_long() {
-        let excessive = store::Error::Excessive {
-            endpoint: String::new(),
-            problem: String::new(),
-        };
-        assert!(is_excessive(&ReadError::store("k", excessive)));
-        let timeout = store::Error::Timeout(String::new());
-        assert!(!is_excessive(&ReadError::store("k", timeout)));
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use etcd::ClusterId;
 use serde::{Deserialize, Serialize};
+use store::encryption;
 
 use crate::digest::Digest;
 use crate::name::{BaseName, SNAPSHOTS, is_snapshot};
@@ -18,10 +19,29 @@ pub const MAX_BASE: usize = 64 << 10;
 pub struct SnapshotObject {
     /// The key of the snapshot in the store.
     pub key: String,
-    /// Size in bytes.
+    /// Size in bytes, before the encryption.
     pub size: u64,
-    /// The SHA-256 of the stored object, in hexadecimal digits.
+    /// The SHA-256 of the snapshot before the encryption, in hexadecimal digits.
     pub sha256: String,
+}
+
+/// The encryption of a base's snapshot. The segments after an encrypted base are encrypted too, each with the key whose
+/// ID is in its own header.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseEncryption {
+    /// The name of the encryption format.
+    pub format: String,
+    /// The key of the snapshot.
+    pub key: BaseKey,
+}
+
+/// The key of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseKey {
+    /// The name of the key when the snapshot was taken.
+    pub name: String,
+    /// The ID of the key, in hexadecimal digits.
+    pub id: String,
 }
 
 /// The description of a base.
@@ -35,6 +55,8 @@ pub struct Base {
     pub snapshot: SnapshotObject,
     /// The time at which the recorder wrote the base, in microseconds since the epoch.
     pub created: i64,
+    /// The encryption of the snapshot. `None` if the snapshot and the segments are not encrypted.
+    pub encryption: Option<BaseEncryption>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -47,6 +69,8 @@ struct Content {
     revision: i64,
     snapshot: SnapshotObject,
     created_unix_micros: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    encryption: Option<BaseEncryption>,
 }
 
 /// Why the object that describes a base is not valid.
@@ -58,6 +82,9 @@ pub enum BaseError {
     /// The object has a later version of the format.
     #[error("the base has version {0}: use a later release to read it")]
     UnknownVersion(u32),
+    /// The snapshot has an unknown encryption.
+    #[error("the base is encrypted with the format {0:?}: use a later release to read it")]
+    UnknownEncryption(String),
     /// The snapshot is not one of the snapshots in the directory of the base.
     #[error(
         "its snapshot is not in the directory snapshots/ of the same prefix, or has no valid name"
@@ -79,6 +106,14 @@ pub struct StoredBase {
 }
 
 impl Base {
+    /// The size of the snapshot's object in the store, in bytes.
+    pub fn stored_size(&self) -> u64 {
+        match &self.encryption {
+            Some(_) => encryption::stored_size(self.snapshot.size),
+            None => self.snapshot.size,
+        }
+    }
+
     /// Encodes the base.
     ///
     /// # Errors
@@ -95,6 +130,7 @@ impl Base {
             revision: self.revision,
             snapshot: self.snapshot.clone(),
             created_unix_micros: self.created,
+            encryption: self.encryption.clone(),
         };
         let object = serde_json::to_vec_pretty(&content)
             .map_err(|error| BaseError::Invalid(format!("the base cannot be encoded: {error}")))?;
@@ -134,6 +170,11 @@ impl StoredBase {
         if content.version != VERSION {
             return Err(BaseError::UnknownVersion(content.version));
         }
+        if let Some(found) = &content.encryption
+            && found.format != encryption::FORMAT
+        {
+            return Err(BaseError::UnknownEncryption(found.format.clone()));
+        }
         let cluster_id = content.cluster_id.parse().map_err(|_| {
             BaseError::Invalid("its cluster ID is not a hexadecimal number".to_owned())
         })?;
@@ -147,6 +188,7 @@ impl StoredBase {
             revision: content.revision,
             snapshot: content.snapshot,
             created: content.created_unix_micros,
+            encryption: content.encryption,
         };
         Ok(Self::new(base, object))
     }

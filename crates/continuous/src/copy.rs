@@ -89,7 +89,7 @@ pub async fn copy_chain(
     while let Some((segment, object)) = objects.next().await {
         let content = object?;
         verifier.check(segment, &content).map_err(ReadError::from)?;
-        bytes += content.len() as u64;
+        bytes += listed.bytes(&[segment]);
         write(CopiedPart {
             key: segment_key("", name, segment),
             content,

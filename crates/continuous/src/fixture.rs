@@ -23,6 +23,7 @@ pub(crate) fn base_of(cluster: u64, revision: i64) -> StoredBase {
             sha256: "00".repeat(32),
         },
         created: 1_000,
+        encryption: None,
     };
     base.encode().unwrap()
 }

@@ -14,6 +14,7 @@ mod capture;
 mod chain;
 mod copy;
 mod digest;
+mod encryption;
 mod error;
 #[cfg(test)]
 mod fixture;
@@ -36,11 +37,12 @@ mod verify;
 
 pub use agent::{Agent, AgentError, Settings};
 pub use assemble::{Assembled, Assembler, MAX_TRANSACTION};
-pub use base::{Base, BaseError, MAX_BASE, SnapshotObject, StoredBase};
+pub use base::{Base, BaseEncryption, BaseError, BaseKey, MAX_BASE, SnapshotObject, StoredBase};
 pub use capture::{Capture, CaptureError, End, Extras};
 pub use chain::{Chain, ChainFault, RangeError};
 pub use copy::{CopiedPart, CopyError, copy_chain};
 pub use digest::{Digest, ShortDigest};
+pub use encryption::{EncryptedStore, described};
 pub use error::SegmentError;
 pub use header::{HEADER, Header};
 pub use locate::{Located, locate};

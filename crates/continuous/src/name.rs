@@ -34,6 +34,12 @@ pub(crate) fn is_snapshot(name: &str) -> bool {
     time.and_then(parse_revision).is_some()
 }
 
+/// Whether the object with this key is a snapshot or a segment, which contain the data of etcd. `key` may have any
+/// prefix.
+pub(crate) fn has_content(key: &str) -> bool {
+    [SNAPSHOT, SEGMENT].iter().any(|end| key.ends_with(end))
+}
+
 /// The name of a base's directory, and of the object that describes the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BaseName {

@@ -7,7 +7,7 @@ use etcd::ClusterId;
 use futures::future::join_all;
 use store::Store;
 
-use crate::base::StoredBase;
+use crate::base::{BaseKey, StoredBase};
 use crate::chain::ChainFault;
 use crate::locate::in_chain;
 use crate::name::{BaseName, SegmentName};
@@ -82,6 +82,12 @@ pub enum PointError {
         /// The problems of the chain.
         faults: Vec<ChainFault>,
     },
+    /// The point is in a chain that is not encrypted, but the restore requires encryption.
+    #[error("the base with revision {} is not encrypted", .0.revision)]
+    NotEncrypted(Moment),
+    /// The point is in an encrypted chain, but the restore has no keys.
+    #[error("the base is encrypted with the key {:?} (ID {})", .0.name, .0.id)]
+    Encrypted(BaseKey),
     /// Several clusters have this revision, because the recorded cluster was restored.
     #[error("the clusters {first} and {second} both have this revision")]
     Ambiguous {
@@ -104,6 +110,10 @@ fn texts(faults: &[ChainFault]) -> String {
 /// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
 /// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
 ///
+/// With `requires_encryption`, the point must be in an encrypted chain, because another writer could have added a chain
+/// without encryption. Bases without encryption are then ignored if they are older than the oldest encrypted base: the
+/// recorder has taken them before its encryption was turned on.
+///
 /// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain
 /// and the replay verify all segments.
 ///
@@ -114,11 +124,13 @@ pub async fn find_point(
     prefix: &str,
     point: Point,
     complete: Option<i64>,
+    requires_encryption: bool,
 ) -> Result<FoundPoint, PointError> {
     let search = Search {
         store,
         prefix,
-        bases: known_bases(store, prefix, MAX_BASES).await?,
+        requires_encryption,
+        bases: known_bases(store, prefix, MAX_BASES, requires_encryption).await?,
     };
     match point {
         Point::Time(time) => search.time(time, complete).await,
@@ -130,6 +142,7 @@ pub async fn find_point(
 struct Search<'a> {
     store: &'a dyn Store,
     prefix: &'a str,
+    requires_encryption: bool,
     /// All bases, in the order of their times.
     bases: Vec<KnownBase>,
 }
@@ -145,30 +158,41 @@ struct KnownBase {
     created: i64,
 }
 
-/// Reads all bases, in the order of their times. Fails if the store has more than `limit` bases.
+/// Reads all bases, in the order of their times. Fails if the store has more than `limit` bases. With
+/// `requires_encryption`, ignores the bases without encryption that are older than all encrypted bases.
 async fn known_bases(
     store: &dyn Store,
     prefix: &str,
     limit: usize,
+    requires_encryption: bool,
 ) -> Result<Vec<KnownBase>, PointError> {
     let names = bases(store, prefix).await?;
     if names.len() > limit {
         return Err(PointError::TooManyBases { limit });
     }
     let mut known = Vec::with_capacity(names.len());
+    let mut oldest_encrypted: Option<i64> = None;
     for chunk in names.chunks(CONCURRENT) {
         let reads: Vec<_> = chunk
             .iter()
             .map(|name| read_own_base(store, prefix, *name))
             .collect();
         for base in join_all(reads).await {
-            let base = base?;
+            let StoredBase { base, name, .. } = base?;
+            let created = base.created;
+            if base.encryption.is_some() {
+                let oldest = oldest_encrypted.unwrap_or(created);
+                oldest_encrypted = Some(oldest.min(created));
+            }
             known.push(KnownBase {
-                name: base.name,
-                cluster_id: base.base.cluster_id,
-                created: base.base.created,
+                name,
+                cluster_id: base.cluster_id,
+                created,
             });
         }
+    }
+    if requires_encryption && let Some(oldest) = oldest_encrypted {
+        known.retain(|base| base.created >= oldest);
     }
     known.sort_by_key(|base| (base.created, base.name.revision));
     Ok(known)
@@ -191,10 +215,18 @@ impl Search<'_> {
         base: &KnownBase,
         listed: &SizedChain,
         at: Moment,
-    ) -> Result<FoundPoint, ReadError> {
+    ) -> Result<FoundPoint, PointError> {
         let needed = listed.needed(at.revision);
+        let found = read_own_base(self.store, self.prefix, base.name).await?;
+        match &found.base.encryption {
+            None if self.requires_encryption => return Err(PointError::NotEncrypted(start(base))),
+            Some(encryption) if !self.requires_encryption => {
+                return Err(PointError::Encrypted(encryption.key.clone()));
+            }
+            _ => {}
+        }
         Ok(FoundPoint {
-            base: read_own_base(self.store, self.prefix, base.name).await?,
+            base: found,
             at,
             segments: needed.len() as u64,
             bytes: listed.bytes(&needed),
@@ -270,7 +302,7 @@ impl Search<'_> {
         faults.extend(listed.chain.faults.iter().copied());
         let last = self.end(base, &listed).await?;
         if faults.is_empty() {
-            Ok(self.found(base, &listed, last).await?)
+            self.found(base, &listed, last).await
         } else {
             Err(PointError::Broken { last, faults })
         }
@@ -373,17 +405,17 @@ impl Search<'_> {
             |next: &KnownBase| is_same_cluster(base, next) && next.name.revision == at.revision;
         let is_complete = !has_gap && complete.is_some_and(|complete| time <= complete);
         match next {
-            _ if !is_last => Ok(self.found(base, &listed, at).await?),
+            _ if !is_last => self.found(base, &listed, at).await,
             _ if !listed.chain.faults.is_empty() => Err(PointError::Broken {
                 last: at,
                 faults: listed.chain.faults,
             }),
-            Some(next) if is_equal(next) => Ok(self.found(base, &listed, at).await?),
+            Some(next) if is_equal(next) => self.found(base, &listed, at).await,
             Some(next) => Err(PointError::InGap {
                 before: at,
                 after: start(next),
             }),
-            None if is_complete => Ok(self.found(base, &listed, at).await?),
+            None if is_complete => self.found(base, &listed, at).await,
             None => Err(PointError::AfterNewest(at)),
         }
     }

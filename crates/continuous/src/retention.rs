@@ -173,6 +173,7 @@ mod tests {
                 sha256: "00".repeat(32),
             },
             created,
+            encryption: None,
         };
         let base = base.encode().unwrap();
         write_base(store, PREFIX, &base).await.unwrap();

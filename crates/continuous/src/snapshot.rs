@@ -1,11 +1,11 @@
 //! Takes the snapshot of a base and streams it to the store.
 
 use bytes::Bytes;
-use etcd::{ClusterId, Etcd, EtcdClient, InspectError, Inspected, Inspector};
+use etcd::{Etcd, EtcdClient, InspectError, Inspected, Inspector};
 use futures::StreamExt;
 use store::{Store, Upload};
 
-use crate::base::{Base, BaseError, SnapshotObject, StoredBase};
+use crate::base::{Base, BaseEncryption, BaseError, SnapshotObject, StoredBase};
 use crate::capture::now_micros;
 use crate::name::{SNAPSHOTS, snapshot_name};
 use crate::stored::write_base;
@@ -25,12 +25,12 @@ pub enum TakeError {
     /// The revision of the snapshot cannot be the revision of a base.
     #[error("the snapshot cannot be the base of a chain")]
     Base(#[from] BaseError),
-    /// The store has a different number of bytes than etcd has sent.
-    #[error("the store has {stored} bytes of the snapshot, and etcd has sent {sent}")]
+    /// The store has a different number of bytes than the agent has sent.
+    #[error("the store has {stored} bytes of the snapshot, and the agent has sent {sent}")]
     OtherSize {
         /// Number of bytes in the store.
         stored: u64,
-        /// Number of bytes that etcd has sent.
+        /// Number of bytes that the agent has sent.
         sent: u64,
     },
     /// After the snapshot, the member belongs to another cluster.
@@ -38,7 +38,8 @@ pub enum TakeError {
     ClusterChanged,
 }
 
-/// Takes a snapshot from one member, and stores it with its base. `prefix` is empty or ends with a slash.
+/// Takes a snapshot from one member, and stores it with its base, without encryption. `prefix` is empty or ends with a
+/// slash.
 ///
 /// # Errors
 /// Fails if etcd or the store fails. If the base could not be written, the store may have a snapshot without a base.
@@ -46,6 +47,17 @@ pub async fn take_base(
     client: &EtcdClient,
     member: &str,
     store: &dyn Store,
+    prefix: &str,
+) -> Result<StoredBase, TakeError> {
+    take_described_base(client, member, (store, None), prefix).await
+}
+
+/// Takes a base as [`take_base`] does. The base has this description of the encryption with which `store` encrypts its
+/// objects. `None` if `store` does not encrypt.
+pub(crate) async fn take_described_base(
+    client: &EtcdClient,
+    member: &str,
+    (store, encryption): (&dyn Store, Option<&BaseEncryption>),
     prefix: &str,
 ) -> Result<StoredBase, TakeError> {
     let cluster_id = client.status(member).await?.cluster_id;
@@ -61,7 +73,19 @@ pub async fn take_base(
             return Err(error);
         }
     };
-    let base = match complete(client, member, cluster_id, upload, &key, &sent).await {
+    let snapshot = SnapshotObject {
+        key: key.clone(),
+        size: sent.size,
+        sha256: hex::encode(sent.sha256),
+    };
+    let base = Base {
+        cluster_id,
+        revision: sent.store_revision(),
+        snapshot,
+        created: 0,
+        encryption: encryption.cloned(),
+    };
+    let base = match complete(client, member, upload, base).await {
         Ok(base) => base,
         Err(error) => {
             // No base names this snapshot. If the deletion fails too, the caller still gets the first error.
@@ -75,34 +99,23 @@ pub async fn take_base(
     Ok(base)
 }
 
-/// Completes the upload of a snapshot. Returns its base, which is not stored yet.
+/// Completes the upload of a snapshot. Returns its base, which is not stored yet, with the current time.
 async fn complete(
     client: &EtcdClient,
     member: &str,
-    cluster_id: ClusterId,
     upload: Box<dyn Upload>,
-    key: &str,
-    sent: &Inspected,
+    base: Base,
 ) -> Result<StoredBase, TakeError> {
-    let stored = upload.commit().await?.size;
-    if stored != sent.size {
-        return Err(TakeError::OtherSize {
-            stored,
-            sent: sent.size,
-        });
+    let (stored, sent) = (upload.commit().await?.size, base.stored_size());
+    if stored != sent {
+        return Err(TakeError::OtherSize { stored, sent });
     }
-    if client.status(member).await?.cluster_id != cluster_id {
+    if client.status(member).await?.cluster_id != base.cluster_id {
         return Err(TakeError::ClusterChanged);
     }
     let base = Base {
-        cluster_id,
-        revision: sent.store_revision(),
-        snapshot: SnapshotObject {
-            key: key.to_owned(),
-            size: sent.size,
-            sha256: hex::encode(sent.sha256),
-        },
         created: now_micros(),
+        ..base
     };
     Ok(base.encode()?)
 }

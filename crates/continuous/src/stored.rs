@@ -31,6 +31,15 @@ pub enum ReadError {
         #[source]
         error: store::Error,
     },
+    /// An object cannot be decrypted.
+    #[error("object {key} cannot be decrypted")]
+    Encryption {
+        /// The key of the object.
+        key: String,
+        /// The problem. It names the ID of a missing encryption key.
+        #[source]
+        error: store::encryption::Error,
+    },
     /// An object is larger than the format allows.
     #[error("object {key} has more than {limit} bytes")]
     TooLarge {
@@ -61,9 +70,10 @@ pub enum ReadError {
 
 impl ReadError {
     pub(crate) fn store(key: &str, error: store::Error) -> Self {
-        Self::Store {
-            key: key.to_owned(),
-            error,
+        let key = key.to_owned();
+        match error {
+            store::Error::Encryption(error) => Self::Encryption { key, error },
+            error => Self::Store { key, error },
         }
     }
 }

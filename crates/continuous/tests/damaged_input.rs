@@ -31,6 +31,7 @@ fn base() -> StoredBase {
             sha256: "5f".repeat(32),
         },
         created: 1_700_000_000_000_000,
+        encryption: None,
     };
     base.encode().unwrap()
 }

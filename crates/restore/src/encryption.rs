@@ -62,6 +62,16 @@ pub(crate) fn by_name(
     }
 }
 
+/// The Secret with the keys for the recorded changes of an EtcdBackup: the Secret in the EtcdRestore, or else the Secret
+/// in the EtcdBackup. `None` if the changes must not be encrypted.
+pub(crate) fn of_changes(restore: &EtcdRestore, backup: &EtcdBackup) -> Option<RestoreEncryption> {
+    let of_backup = backup.spec.encryption.as_ref();
+    let of_backup = of_backup.map(|encryption| RestoreEncryption {
+        secret: encryption.secret.clone(),
+    });
+    restore.spec.encryption.clone().or(of_backup)
+}
+
 /// The Secret with the keys for the backup.
 pub(crate) fn secret_of(chosen: &ChosenBackup) -> Option<SecretName<'_>> {
     choice::encryption_secret(chosen).map(|name| SecretName { field: FIELD, name })
@@ -295,6 +305,29 @@ mod tests {
         }
         let chosen = chosen_by_name(Some("keys"), &stored(ID)).unwrap();
         assert_eq!(check_recorded_key(&chosen, Some(&keys())), Ok(()));
+    }
+
+    #[test]
+    fn keys_of_changes_are_from_restore_or_etcdbackup() {
+        for (of_restore, of_backup, expected) in [
+            (Some("a"), Some("b"), Some("a")),
+            (None, Some("b"), Some("b")),
+            (Some("a"), None, Some("a")),
+            (None, None, None),
+        ] {
+            let block = |secret: Option<&str>| {
+                secret.map_or(Value::Null, |secret| json!({ "secret": secret }))
+            };
+            let mut spec = json!({ "storageType": "S3", "s3": { "path": "b/k" } });
+            spec["encryption"] = block(of_backup);
+            let backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
+            let mut spec =
+                json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
+            spec["encryption"] = block(of_restore);
+            let restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+            let found = of_changes(&restore, &backup);
+            assert_eq!(found.map(|found| found.secret).as_deref(), expected);
+        }
     }
 
     #[test]

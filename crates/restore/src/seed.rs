@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::reason::{Reason, Trouble};
 use crate::source::SecretData;
 
-mod content;
+pub(crate) mod content;
 mod fetch;
 mod intake;
 mod local_etcd;

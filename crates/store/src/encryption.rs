@@ -81,6 +81,14 @@ impl From<Unspecified> for Error {
     }
 }
 
+/// The size of an encrypted object with this number of bytes of content.
+pub fn stored_size(content: u64) -> u64 {
+    // The content is at least one chunk, which may be empty.
+    let chunks = content.div_ceil(CHUNK as u64).max(1);
+    let tags = chunks.saturating_mul(TAG as u64);
+    content.saturating_add(tags).saturating_add(HEADER as u64)
+}
+
 /// Whether an object is encrypted. `beginning` contains the object's first [`BEGINNING`] bytes.
 pub fn is_encrypted(beginning: &[u8]) -> bool {
     beginning.starts_with(&MAGIC)

@@ -147,6 +147,9 @@ pub enum Error {
         /// The problem and the remedy.
         problem: String,
     },
+    /// The object cannot be encrypted or decrypted.
+    #[error(transparent)]
+    Encryption(#[from] crate::encryption::Error),
     /// An error that no other variant describes.
     #[error("store error: {0}")]
     Other(String),

@@ -64,8 +64,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     let first = spec.block();
     problems.extend(copy_problems(&spec.copy_to, "spec.copyTo", first));
     if let Some(block) = &spec.continuous {
-        let is_encrypted = spec.encryption.is_some();
-        problems.extend(block.problems("spec.continuous", &spec.storage_type, is_encrypted));
+        problems.extend(block.problems("spec.continuous", &spec.storage_type));
         if spec.ttl_seconds_after_finished.is_some() {
             problems.push(Problem::new(
                 "spec.ttlSecondsAfterFinished",

@@ -186,25 +186,13 @@ impl Continuous {
     }
 
     /// The problems of the block. `prefix` is the JSON path of the block in the object.
-    pub(crate) fn problems(
-        &self,
-        prefix: &str,
-        storage_type: &StorageType,
-        is_encrypted: bool,
-    ) -> Vec<Problem> {
+    pub(crate) fn problems(&self, prefix: &str, storage_type: &StorageType) -> Vec<Problem> {
         let mut problems = Vec::new();
         if *storage_type == StorageType::Local {
             problems.push(Problem::new(
                 prefix,
                 "is set, but the storage type is Local, a directory of the backup operator, which no pod can mount",
                 format!("remove {prefix}, or store the backups in a bucket or on a PVC"),
-            ));
-        }
-        if is_encrypted {
-            problems.push(Problem::new(
-                prefix,
-                "is set together with spec.encryption, but the agent cannot encrypt yet",
-                "remove one of the two fields, or use two EtcdBackups",
             ));
         }
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
@@ -284,7 +272,7 @@ mod tests {
         assert_eq!(block.retention_window(), Duration::from_hours(72));
         assert_eq!(block.max_base_bytes(), 1 << 30);
         assert_eq!(block.spool_limit_bytes(), 1 << 30);
-        assert_eq!(block.problems("p", &StorageType::S3, false), []);
+        assert_eq!(block.problems("p", &StorageType::S3), []);
     }
 
     #[test]
@@ -299,18 +287,16 @@ mod tests {
             (r#"{"maxBaseBytes":1048575}"#, "p.maxBaseBytes"),
             (r#"{"spoolLimitBytes":-1}"#, "p.spoolLimitBytes"),
         ] {
-            let problems = block(text).problems("p", &StorageType::S3, false);
+            let problems = block(text).problems("p", &StorageType::S3);
             assert_eq!(fields(&problems), [field], "{text}");
         }
         let limits = r#"{"flushInterval":"100ms","maxBaseAge":"168h","retentionWindow":"10m","spoolLimitBytes":0}"#;
-        assert_eq!(block(limits).problems("p", &StorageType::S3, false), []);
+        assert_eq!(block(limits).problems("p", &StorageType::S3), []);
     }
 
     #[test]
-    fn continuous_backup_to_local_directory_or_with_encryption_is_rejected() {
-        let found = block("{}").problems("p", &StorageType::Local, false);
-        assert_eq!(fields(&found), ["p"]);
-        let found = block("{}").problems("p", &StorageType::S3, true);
+    fn continuous_backup_to_local_directory_is_rejected() {
+        let found = block("{}").problems("p", &StorageType::Local);
         assert_eq!(fields(&found), ["p"]);
     }
 }

@@ -113,13 +113,6 @@ pub(super) fn problems(spec: &EtcdRestoreSpec) -> Vec<Problem> {
             format!("remove it, and set the point in {FIELD}.at"),
         ));
     }
-    if spec.encryption.is_some() {
-        problems.push(Problem::new(
-            "spec.encryption",
-            format!("is set together with {FIELD}, but recorded changes are not encrypted"),
-            "remove one of the two fields",
-        ));
-    }
     if spec.bump_revision.unwrap_or_default() > 0 {
         problems.push(Problem::new(
             "spec.bumpRevision",
@@ -197,10 +190,6 @@ mod tests {
             (
                 json!({ "backup": { "name": "a", "before": "2026-11-28T01:02:03Z" } }),
                 "spec.backup.before",
-            ),
-            (
-                json!({ "encryption": { "secret": "keys" } }),
-                "spec.encryption",
             ),
             (
                 json!({ "bumpRevision": 7, "markCompacted": true }),

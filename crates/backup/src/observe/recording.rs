@@ -106,7 +106,7 @@ async fn found(deployment: Deployment, pods: &[Pod]) -> FoundAgent {
     }
 }
 
-/// What the agent records. The operator opens the store, to report a missing Secret before the pod waits for it.
+/// What the agent records. The operator opens the store and reads the encryption key, to report a missing Secret before the pod waits for it.
 async fn target(context: &ObserveContext, backup: &EtcdBackup) -> Result<AgentTarget, Trouble> {
     let source = site::source_of(backup)?;
     let uid = backup.uid().unwrap_or_default();
@@ -117,6 +117,7 @@ async fn target(context: &ObserveContext, backup: &EtcdBackup) -> Result<AgentTa
         let Target { store, key } = site::open(context, backup, &source).await?;
         format!("{}/{}", store.location(), prefix(&key, &uid))
     };
+    site::encryption_key(&context.client, backup).await?;
     let (endpoints, cluster) = Box::pin(cluster::of_agent(&context.client, backup)).await?;
     let image = context.image.get().await;
     Ok(AgentTarget {

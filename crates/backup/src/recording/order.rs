@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::backup::Encryption;
 use api::storage::StorageBlock;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,9 @@ pub struct RecordOrder {
     pub endpoints: Vec<String>,
     /// The Secrets for the access to etcd, which the pod mounts.
     pub reach: Reach,
+    /// The Secret and its entry with the key for new bases and segments. The pod mounts the Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Maximum time between a change and the end of its segment, in milliseconds.
     pub flush_millis: u64,
     /// The agent takes a new base after this time, in seconds.

@@ -7,17 +7,18 @@ use std::time::Duration;
 
 use api::storage::StorageSource;
 use clap::Args;
-use continuous::{Agent, Extras, Limits, Settings, Spool};
+use continuous::{Agent, EncryptedStore, Extras, Limits, Settings, Spool, described};
 use etcd::EtcdClient;
+use store::encryption::{Key, Keys};
 use store::{Directories, SecretData, Secrets, Target};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use super::order::{CA, RecordOrder, SPOOL, STORE, prefix};
 use super::report;
-use crate::pvc::{AUTH, ROOT, TLS, access};
+use crate::pvc::{AUTH, ENCRYPTION, ROOT, TLS, access};
 use crate::reason::{Reason, Trouble};
-use crate::transfer::in_store;
+use crate::transfer::{encryption_key, in_store};
 
 /// Interval between two checks whether a mounted Secret has changed. The kubelet updates mounted Secrets about every
 /// minute.
@@ -39,6 +40,9 @@ pub struct Record {
     /// Directory for segments that wait for the store
     #[arg(long, default_value = SPOOL)]
     spool: PathBuf,
+    /// Directory where the Secret with the encryption keys is mounted
+    #[arg(long, default_value = ENCRYPTION)]
+    keys: PathBuf,
 }
 
 /// Records until the process receives SIGTERM, or until a mounted Secret changes: the kubelet then starts the program
@@ -59,7 +63,8 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
         let message = format!("the agent cannot parse the order of the operator: {error}");
         Trouble::new(Reason::StepFailed, message)
     })?;
-    let mounted = Mounted::read();
+    let mounted = Mounted::read(&arguments.keys);
+    let encryption = encryption(&order, mounted.keys.as_ref())?;
     let source = order.storage.source();
     let is_volume = matches!(source, StorageSource::Pvc(_));
     let directories = Directories {
@@ -74,7 +79,17 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
     let Target { store, key } = opened.map_err(|error| in_store(&error))?;
     let etcd = EtcdClient::new(access(&order.reach)?).with_max_snapshot(order.max_snapshot);
     let settings = settings(&order, &key, &arguments.spool);
-    let mut agent = Agent::new(&etcd, order.endpoints.clone(), store.as_ref(), settings);
+    let encrypted = encryption.map(|(key, keys)| {
+        let description = described(&key);
+        (EncryptedStore::new(store.as_ref(), key, keys), description)
+    });
+    let endpoints = order.endpoints.clone();
+    let mut agent = match &encrypted {
+        Some((store, description)) => {
+            Agent::new(&etcd, endpoints, store, settings).encrypted(description.clone())
+        }
+        None => Agent::new(&etcd, endpoints, store.as_ref(), settings),
+    };
     let monitor = agent.monitor();
     let stop = async {
         tokio::select! {
@@ -94,6 +109,25 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
         // The server of the reports never ends.
         () = report::serve(monitor) => Ok(()),
     }
+}
+
+/// The key for new objects, and all keys of the Secret. `None` without encryption.
+fn encryption(
+    order: &RecordOrder,
+    mounted: Option<&SecretData>,
+) -> Result<Option<(Key, Keys)>, Trouble> {
+    let Some(encryption) = &order.encryption else {
+        return Ok(None);
+    };
+    let data = mounted.ok_or_else(|| {
+        let message = format!(
+            "spec.encryption.secret: Secret {} is not mounted",
+            encryption.secret
+        );
+        Trouble::new(Reason::SecretMissing, message)
+    })?;
+    let key = encryption_key(encryption, data)?;
+    Ok(Some((key, Keys::of(data))))
 }
 
 fn settings(order: &RecordOrder, key: &str, spool: &Path) -> Settings {
@@ -121,12 +155,17 @@ struct Mounted {
     ca: Option<SecretData>,
     tls: Option<SecretData>,
     auth: Option<SecretData>,
+    keys: Option<SecretData>,
+    /// The directory of `keys`.
+    directory: PathBuf,
 }
 
 impl Mounted {
-    fn read() -> Self {
+    fn read(keys: &Path) -> Self {
         let read = |directory: &str| store::mounted(Path::new(directory)).ok();
         Self {
+            keys: store::mounted(keys).ok(),
+            directory: keys.to_owned(),
             store: read(STORE),
             ca: read(CA),
             tls: read(TLS),
@@ -140,7 +179,7 @@ impl Mounted {
         let mut last = None;
         loop {
             sleep(SECRET_CHECK).await;
-            let found = Self::read();
+            let found = Self::read(&self.directory);
             if found != *self && last.as_ref() == Some(&found) {
                 return;
             }
@@ -183,6 +222,7 @@ mod tests {
             uid: "uid".to_owned(),
             endpoints: vec!["http://c:2379".to_owned()],
             reach: Reach::default(),
+            encryption: None,
             flush_millis: 500,
             base_seconds: 60,
             base_bytes: 7,
@@ -198,5 +238,37 @@ mod tests {
         assert_eq!(settings.max_age, Duration::from_mins(1));
         assert_eq!((settings.max_bytes, settings.window.as_secs()), (7, 120));
         assert_eq!(settings.spool.unwrap().limit, 9);
+        assert!(encryption(&order, None).unwrap().is_none());
+    }
+
+    #[test]
+    fn agent_without_usable_encryption_key_does_not_record() {
+        let block = json!({ "secret": "keys", "key": "2027" });
+        let order = |encryption| RecordOrder {
+            storage: serde_json::from_value(json!({ "s3": { "path": "b/k" } })).unwrap(),
+            uid: "uid".to_owned(),
+            endpoints: Vec::new(),
+            reach: Reach::default(),
+            encryption,
+            flush_millis: 1,
+            base_seconds: 1,
+            base_bytes: 1,
+            window_seconds: 1,
+            spool_bytes: 1,
+            max_snapshot: 1,
+        };
+        let encrypts = order(serde_json::from_value(block).unwrap());
+        let text = b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+        let secret = |name: &str| SecretData::from([(name.to_owned(), text.to_vec())]);
+        let (key, _) = encryption(&encrypts, Some(&secret("2027")))
+            .unwrap()
+            .unwrap();
+        assert_eq!(key.name(), "2027");
+        for mounted in [None, Some(&secret("2026"))] {
+            let trouble = encryption(&encrypts, mounted).unwrap_err();
+            assert_eq!(trouble.reason, Reason::SecretMissing);
+            let field = "spec.encryption.secret";
+            assert!(trouble.message.contains(field), "{}", trouble.message);
+        }
     }
 }

@@ -88,7 +88,7 @@ impl Recorded {
     }
 
     async fn find(&self, point: Point) -> Result<FoundPoint, PointError> {
-        find_point(&self.store, "", point, None).await
+        find_point(&self.store, "", point, None, false).await
     }
 
     async fn at(&self, seconds: i64) -> Result<FoundPoint, PointError> {
@@ -163,9 +163,9 @@ async fn points_outside_of_recorded_history_are_refused() {
         assert!(matches!(error, PointError::AfterNewest(at) if at == moment(30, 30)));
     }
     let time = Point::Time(40 * SECOND);
-    let complete = find_point(&recorded.store, "", time, Some(40 * SECOND)).await;
+    let complete = find_point(&recorded.store, "", time, Some(40 * SECOND), false).await;
     assert_eq!(summary(&complete.unwrap()), (18, 30, 30));
-    let early = find_point(&recorded.store, "", time, Some(39 * SECOND)).await;
+    let early = find_point(&recorded.store, "", time, Some(39 * SECOND), false).await;
     assert!(matches!(early, Err(PointError::AfterNewest(_))));
     let empty = Recorded::new();
     for point in [Point::Time(1), Point::Revision(1), Point::Latest] {
@@ -202,7 +202,7 @@ async fn nearest_points_of_gap_are_reported() {
     let only = recorded.base(7, 10, 0).await;
     recorded.record(&only, 11..=20, 0, Some(22)).await;
     let point = Point::Time(23 * SECOND);
-    let error = find_point(&recorded.store, "", point, Some(24 * SECOND)).await;
+    let error = find_point(&recorded.store, "", point, Some(24 * SECOND), false).await;
     assert!(matches!(error, Err(PointError::AfterNewest(_))));
 }
 
@@ -370,9 +370,11 @@ async fn invariant_15_search_limits_number_of_bases() {
         let base = recorded.base(7, 100 - number, 2 * number).await;
         expected.push(base.name);
     }
-    let known = known_bases(&recorded.store, "", 40).await.unwrap();
+    let known = known_bases(&recorded.store, "", 40, false).await.unwrap();
     let names: Vec<BaseName> = known.iter().map(|base| base.name).collect();
     assert_eq!(names, expected);
-    let error = known_bases(&recorded.store, "", 39).await.unwrap_err();
+    let error = known_bases(&recorded.store, "", 39, false)
+        .await
+        .unwrap_err();
     assert!(matches!(error, PointError::TooManyBases { limit: 39 }));
 }

@@ -4,11 +4,13 @@ use std::future::Future;
 use std::time::Duration;
 
 use continuous::{
-    Agent, BaseName, GapReason, Monitor, Options, Reader, Record, Settings, Target, Until, bases,
-    read_base, replay,
+    Agent, BaseName, EncryptedStore, GapReason, Monitor, Options, Reader, Record, Settings, Target,
+    Until, bases, described, read_base, replay,
 };
 use etcd::{Access, EtcdClient};
+use futures::StreamExt;
 use store::Store;
+use store::encryption::{Key, Keys, is_encrypted};
 use store::fake::{Call, FaultyStore};
 use tokio::time::{sleep, timeout};
 
@@ -46,7 +48,13 @@ async fn agent_with<T, W: Future<Output = T>>(
 ) -> T {
     let etcd = EtcdClient::new(Access::default());
     let members = vec![lab.etcd.client_url.clone()];
-    let mut agent = Agent::new(&etcd, members, store, settings);
+    run_agent(Agent::new(&etcd, members, store, settings), work).await
+}
+
+async fn run_agent<T, W: Future<Output = T>>(
+    mut agent: Agent<'_>,
+    work: impl FnOnce(Monitor) -> W,
+) -> T {
     let work = work(agent.monitor());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async {
@@ -271,4 +279,43 @@ async fn complete_time_covers_all_acknowledged_writes() {
         assert_eq!(progress.held.unwrap().gap_count, 0);
     })
     .await;
+}
+
+/// All segments of a base are encrypted, or none.
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_takes_new_base_when_encryption_is_turned_on() {
+    let lab = Lab::new("3.6").await;
+    with_agent(&lab, NO_RENEWAL, put(&lab, 10)).await;
+    let plain = newest_base(&lab).await;
+    put(&lab, 1).await;
+    let text = b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let (key, mut keys) = (Key::parse("2026", text).unwrap(), Keys::default());
+    keys.add(key.clone());
+    let description = described(&key);
+    let store = EncryptedStore::new(&lab.store, key, keys);
+    let etcd = EtcdClient::new(Access::default());
+    let members = vec![lab.etcd.client_url.clone()];
+    let agent = Agent::new(&etcd, members, &store, settings()).encrypted(description.clone());
+    run_agent(agent, |_| async {
+        while newest_base(&lab).await == plain {
+            sleep(Duration::from_millis(50)).await;
+        }
+        put(&lab, 10).await;
+        let last = revision(&mut lab.client().await).await;
+        stored(&lab.store, newest_base(&lab).await, last).await;
+    })
+    .await;
+    let encrypted = newest_base(&lab).await;
+    for (name, expected) in [(plain, None), (encrypted, Some(description))] {
+        let base = read_base(&lab.store, PREFIX, name).await.unwrap();
+        let is_expected = expected.is_some();
+        assert_eq!(base.base.encryption, expected);
+        let segments = lab.store.list(&format!("{PREFIX}{name}/")).await.unwrap();
+        assert!(!segments.is_empty());
+        for segment in segments {
+            let mut stored = lab.store.get(&segment.key).await.unwrap().chunks;
+            let beginning = stored.next().await.unwrap().unwrap();
+            assert_eq!(is_encrypted(&beginning), is_expected, "{}", segment.key);
+        }
+    }
 }

@@ -4,12 +4,16 @@
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use continuous::{Capture, End, Extras, Limits, Reader, Recorder, StoredBase, take_base};
+use continuous::{
+    Agent, Capture, EncryptedStore, End, Extras, Limits, Reader, Recorder, Settings, StoredBase,
+    bases, described, read_base, take_base,
+};
 use etcd_client::{
     Client, CompactionOptions, DeleteOptions, GetOptions, KeyValue, LeaseTimeToLiveOptions,
     PutOptions, Txn, TxnOp,
 };
 use member::Replay;
+use store::encryption::{Key, Keys};
 use tokio::time::sleep;
 
 use super::*;
@@ -72,6 +76,20 @@ async fn change(client: &mut Client) -> Vec<i64> {
     revisions
 }
 
+fn limits() -> Limits {
+    Limits {
+        interval: Duration::from_millis(100),
+        ..Limits::default()
+    }
+}
+
+fn extras() -> Extras {
+    Extras {
+        hash_interval: Some(Duration::from_millis(100)),
+        lease_interval: Duration::from_millis(100),
+    }
+}
+
 impl Recorded {
     async fn new(minor: &'static str) -> Self {
         let world = World::new(minor).await;
@@ -89,16 +107,8 @@ impl Recorded {
         let base = take_base(&port, &etcd.client_url, &store, PREFIX)
             .await
             .unwrap();
-        let limits = Limits {
-            interval: Duration::from_millis(100),
-            ..Limits::default()
-        };
-        let extras = Extras {
-            hash_interval: Some(Duration::from_millis(100)),
-            lease_interval: Duration::from_millis(100),
-        };
-        let recorder = Recorder::new(&base, limits);
-        let mut capture = Capture::new(&port, &store, PREFIX, base.clone(), recorder, extras);
+        let recorder = Recorder::new(&base, limits());
+        let mut capture = Capture::new(&port, &store, PREFIX, base.clone(), recorder, extras());
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let stopped = async {
             let _ = stopped.await;
@@ -117,6 +127,60 @@ impl Recorded {
         };
         drop(stop);
         assert_eq!(run.await.unwrap(), End::Stopped);
+        Self {
+            world,
+            etcd,
+            base,
+            revisions,
+        }
+    }
+
+    /// An etcd that an agent records with this key.
+    async fn encrypted(minor: &'static str, key: Key) -> Self {
+        let world = World::new(minor).await;
+        let etcd = EtcdProcess::start(&world.programs, &Start::default()).await;
+        let mut client = connect(&etcd.client_url).await;
+        let with_id = etcd_client::LeaseGrantOptions::new().with_id(LEASE);
+        client.lease_grant(TTL, Some(with_id)).await.unwrap();
+        let (port, plain) = (EtcdClient::new(Access::default()), world.store().await);
+        let (description, mut keys) = (described(&key), Keys::default());
+        keys.add(key.clone());
+        let store = EncryptedStore::new(&plain, key, keys);
+        let settings = Settings {
+            prefix: PREFIX.to_owned(),
+            limits: limits(),
+            extras: extras(),
+            max_age: Duration::from_hours(1),
+            max_bytes: u64::MAX,
+            window: Duration::MAX,
+            spool: None,
+        };
+        let members = vec![etcd.client_url.clone()];
+        let mut agent = Agent::new(&port, members, &store, settings).encrypted(description);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        let mut run = pin!(agent.run(stopped));
+        let work = async {
+            let name = loop {
+                if let Some(name) = bases(&plain, PREFIX).await.unwrap().pop() {
+                    break name;
+                }
+                sleep(Duration::from_millis(50)).await;
+            };
+            let base = read_base(&plain, PREFIX, name).await.unwrap();
+            let revisions = change(&mut client).await;
+            let last = revisions.last().copied().unwrap();
+            stored(&plain, &base, last).await;
+            (base, revisions)
+        };
+        let (base, revisions) = tokio::select! {
+            end = &mut run => panic!("the agent has ended: {end:?}"),
+            done = work => done,
+        };
+        drop(stop);
+        run.await.unwrap();
         Self {
             world,
             etcd,
@@ -339,4 +403,42 @@ async fn invariant_38_seed_with_missing_or_damaged_changes_fails() {
     store.put(&key, whole.into()).await.unwrap();
     Box::pin(fetch(&arguments)).await.unwrap();
     assert_eq!(prepare(&prepared).unwrap().revision, at);
+}
+
+/// The base and all segments are encrypted. The container of etcd needs no key.
+#[tokio::test]
+async fn seed_replays_encrypted_changes() {
+    let text = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let key = Key::parse("2026", text.as_bytes()).unwrap();
+    let id = key.id().to_string();
+    let recorded = Box::pin(Recorded::encrypted("3.6", key)).await;
+    let at = recorded.revisions[60];
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let (without_keys, prepared) = recorded.seed(at, &peer_url);
+    let with_keys = |directory: &TempDir| Fetch {
+        encryption_secret: Some("keys".to_owned()),
+        encryption_keys: Some(directory.path().to_owned()),
+        ..without_keys.clone()
+    };
+    let (right, wrong) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(right.path().join("2026"), text).unwrap();
+    std::fs::write(wrong.path().join("2027"), "B".repeat(42) + "A=").unwrap();
+    for (arguments, reason) in [
+        (without_keys.clone(), Reason::InvalidSpec),
+        (with_keys(&wrong), Reason::SecretMissing),
+    ] {
+        let trouble = Box::pin(fetch(&arguments)).await.unwrap_err();
+        assert_eq!(trouble.reason, reason, "{}", trouble.message);
+        assert!(trouble.message.contains(&id), "{}", trouble.message);
+    }
+    let arguments = with_keys(&right);
+    let fetched = Box::pin(fetch(&arguments)).await.unwrap();
+    assert_eq!(fetched.revision, at);
+    let moved = arguments.meter.read();
+    assert_eq!(moved.total, Some(moved.bytes));
+    assert_eq!(prepare(&prepared).unwrap(), fetched);
+    let (programs, data) = (&recorded.world.programs, recorded.world.data());
+    let mut member = Member::start(programs, &data, &peer_url);
+    assert!(member.serves().await.is_some(), "etcd does not start");
+    recorded.assert_equal(&member, at).await;
 }

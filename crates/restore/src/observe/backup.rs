@@ -53,7 +53,17 @@ async fn named(
             .map(StorageBlock::from)
             .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
         return match &spec.continuous {
-            Some(_) => Box::pin(point::find(context, restore, namespace, (source, None))).await,
+            Some(_) => {
+                let keys = spec.encryption.clone();
+                Box::pin(point::find(
+                    context,
+                    restore,
+                    namespace,
+                    (source, None),
+                    keys,
+                ))
+                .await
+            }
             None => Ok(choice::chosen_from(restore, source)),
         };
     };
@@ -69,7 +79,8 @@ async fn named(
         })?;
     if spec.continuous.is_some() {
         let recorded = point::recorded_by(&backup)?;
-        let found = Box::pin(point::find(context, restore, namespace, recorded)).await;
+        let keys = encryption::of_changes(restore, &backup);
+        let found = Box::pin(point::find(context, restore, namespace, recorded, keys)).await;
         return found.map(|chosen| ChosenBackup {
             etcd_backup: Some(name.clone()),
             ..chosen

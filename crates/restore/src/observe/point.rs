@@ -2,20 +2,24 @@
 
 use std::time::Duration;
 
+use api::backup::EncryptionKey;
 use api::problem::Chain;
-use api::restore::{ChosenBackup, ChosenPoint, RestorePoint};
-use api::storage::{StorageBlock, StorageSource};
+use api::restore::{ChosenBackup, ChosenPoint, RestoreEncryption, RestorePoint};
+use api::storage::{SecretName, StorageBlock, StorageSource};
 use api::{EtcdBackup, EtcdRestore};
-use continuous::{FoundPoint, Moment, Point, PointError, ReadError, find_point};
+use continuous::{EncryptedStore, FoundPoint, Moment, Point, PointError, ReadError, find_point};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use runtime::slots::Place;
+use store::encryption::Keys;
 use tokio::time::timeout;
 
 use super::{ObserveContext, bucket};
+use crate::encryption::FIELD;
 use crate::plan::choice;
 use crate::reason::{Reason, Trouble};
+use crate::seed::content::in_content;
 use crate::source::{self, OpenedSource};
 
 /// Time limit for the search. The search lists all segments of a base, and reads about 20 segments.
@@ -50,12 +54,14 @@ pub(super) fn recorded_by(backup: &EtcdBackup) -> Result<(StorageBlock, Option<i
 }
 
 /// Finds the point in `spec.continuous.at`. `directory` is the storage block with the directory of the recorded
-/// changes. All changes before `complete`, in microseconds since the epoch, are known to be in the store.
+/// changes. All changes before `complete`, in microseconds since the epoch, are known to be in the store. `encryption`
+/// names the Secret with the keys. `None` if the changes must not be encrypted.
 pub(super) async fn find(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     (directory, complete): (StorageBlock, Option<i64>),
+    encryption: Option<RestoreEncryption>,
 ) -> Result<ChosenBackup, Trouble> {
     let wanted = restore.spec.continuous.as_ref().map(|block| &block.at);
     let Some((field, point)) = wanted.and_then(requested) else {
@@ -68,6 +74,10 @@ pub(super) async fn find(
         return Err(Trouble::new(Reason::NotSupported, message));
     }
     let search = async {
+        let secret = encryption.as_ref().map(|block| block.secret.as_str());
+        let named = secret.map(|name| SecretName { field: FIELD, name });
+        let data = bucket::secret(context, namespace, named).await?;
+        let keys = data.as_ref().map(Keys::of);
         let opened = bucket::open(context, namespace, &directory).await?;
         let location = choice::location(&directory);
         let reads = context.reads.acquire(Place {
@@ -77,10 +87,19 @@ pub(super) async fn find(
         });
         let _slot = reads.await;
         let prefix = format!("{}/", opened.0.key);
-        let found = find_point(opened.0.store.as_ref(), &prefix, point, complete).await;
-        let found = found.map_err(|error| trouble(&error, field, &location))?;
+        let requires_encryption = keys.is_some();
+        let store = EncryptedStore::for_reading(opened.0.store.as_ref(), keys);
+        let found = find_point(&store, &prefix, point, complete, requires_encryption).await;
+        let found = found.map_err(|error| {
+            let trouble = || trouble(&error, field, &location);
+            in_encryption(&error, field, &location, secret).unwrap_or_else(trouble)
+        })?;
         check_snapshot(&opened, &found).await?;
-        chosen(restore, &directory, &opened.0.key, &found)
+        let record = chosen(restore, &directory, &opened.0.key, &found)?;
+        Ok(ChosenBackup {
+            encryption: encryption.clone(),
+            ..record
+        })
     };
     timeout(TIME_LIMIT, search).await.unwrap_or_else(|_| {
         let message = format!(
@@ -114,13 +133,16 @@ async fn check_snapshot(opened: &OpenedSource, found: &FoundPoint) -> Result<(),
     let snapshot = &found.base.base.snapshot;
     let stored = opened.0.store.head(&snapshot.key).await;
     let stored = stored.map_err(|error| source::trouble(&error))?;
-    let size = stored.map(|object| object.size);
-    if size == Some(snapshot.size) {
+    let (size, expected) = (
+        stored.map(|object| object.size),
+        found.base.base.stored_size(),
+    );
+    if size == Some(expected) {
         return Ok(());
     }
     let problem = match size {
         None => "is missing".to_owned(),
-        Some(size) => format!("has {size} bytes instead of {}", snapshot.size),
+        Some(size) => format!("has {size} bytes instead of {expected}"),
     };
     let message = format!(
         "spec.continuous.at: the snapshot {:?} of the base with revision {} {problem}: put the object back, or restore \
@@ -156,8 +178,12 @@ fn chosen(
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Ok(ChosenBackup {
         etcd_revision: Some(base.revision),
-        stored_size: Some(number(base.snapshot.size)),
+        stored_size: Some(number(base.stored_size())),
         sha256: Some(base.snapshot.sha256.to_ascii_lowercase()),
+        encryption_key: base.encryption.as_ref().map(|found| EncryptionKey {
+            name: found.key.name.clone(),
+            id: found.key.id.clone(),
+        }),
         continuous: Some(ChosenPoint {
             revision: found.at.revision,
             time,
@@ -186,6 +212,41 @@ fn time_text(micros: i64) -> String {
     time.map_or_else(|_| micros.to_string(), |time| time.to_string())
 }
 
+/// Converts an error of the encryption. `secret` is the name of the Secret with the keys. `None` for other errors.
+fn in_encryption(
+    error: &PointError,
+    field: &str,
+    location: &str,
+    secret: Option<&str>,
+) -> Option<Trouble> {
+    let (reason, message) = match error {
+        PointError::Read(ReadError::Encryption { error, .. }) => {
+            return Some(in_content(&error.clone().into(), secret));
+        }
+        PointError::Encrypted(key) => (
+            Reason::InvalidSpec,
+            format!(
+                "{FIELD}: the recorded changes in {location} are encrypted with the key {:?} (ID {}): name a Secret with \
+                 this key",
+                key.name, key.id
+            ),
+        ),
+        PointError::NotEncrypted(base) => (
+            Reason::SnapshotUnreadable,
+            format!(
+                "{field}: the base with {} in {location} is not encrypted, although the restore requires it ({FIELD}: \
+                 {}): another writer may have added the base. If you have turned the encryption off, remove \
+                 spec.encryption from the EtcdRestore, and set the path in status.continuous.location of the \
+                 EtcdBackup without its last slash instead of spec.backup",
+                described(base),
+                secret.unwrap_or_default()
+            ),
+        ),
+        _ => return None,
+    };
+    Some(Trouble::new(reason, message))
+}
+
 /// Converts the error to a problem that names the field, the nearest points and the remedy.
 fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
     let (reason, problem) = match error {
@@ -197,6 +258,9 @@ fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
                 Chain(error)
             ),
         ),
+        PointError::NotEncrypted(_) | PointError::Encrypted(_) => {
+            (Reason::SnapshotUnreadable, error.to_string())
+        }
         PointError::NoBase => (
             Reason::BackupMissing,
             format!(

@@ -30,7 +30,7 @@ impl EncryptionKeys {
 }
 
 /// Converts an error of the content of a backup. `secret` is the name of the Secret with the keys.
-pub(super) fn in_content(error: &unpack::Error, secret: Option<&str>) -> Trouble {
+pub(crate) fn in_content(error: &unpack::Error, secret: Option<&str>) -> Trouble {
     match (error, secret) {
         (unpack::Error::Encryption(encryption::Error::UnknownKey { id, .. }), None) => {
             Trouble::new(

@@ -149,8 +149,9 @@ async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
     if let (Some(_), Some(source)) = (replayed, &arguments.source) {
         let opened = open(arguments, source).await?;
         let store = opened.0.store.as_ref();
+        let source = (store, keys(arguments)?);
         let progress = (contents.size, arguments.meter.as_ref());
-        Box::pin(arguments.replay.fetch(store, paths, progress)).await?;
+        Box::pin(arguments.replay.fetch(source, paths, progress)).await?;
     }
     let contents = expected_contents(paths, contents, arguments.bump_revision)?;
     Ok(after_replay(contents, replayed))
@@ -185,14 +186,19 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
     Ok(contents)
 }
 
+/// The keys in the mounted Secret. `None` if the backup must not be encrypted.
+fn keys(arguments: &Fetch) -> Result<Option<EncryptionKeys>, Trouble> {
+    let secret = arguments.encryption_secret.as_deref();
+    let keys = secret.map(|name| EncryptionKeys::read(name, arguments.encryption_keys.as_deref()));
+    keys.transpose()
+}
+
 async fn from_store(
     arguments: &Fetch,
     source: &StorageBlock,
     target: &Path,
 ) -> Result<Contents, Trouble> {
-    let keys = arguments.encryption_secret.as_deref();
-    let keys = keys.map(|name| EncryptionKeys::read(name, arguments.encryption_keys.as_deref()));
-    let keys = keys.transpose()?;
+    let keys = keys(arguments)?;
     let opened = open(arguments, source).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;

@@ -12,11 +12,12 @@ use std::thread;
 
 use api::problem::Chain;
 use clap::Args;
-use continuous::{BaseName, CopiedPart, CopyError, ReadError, copy_chain};
+use continuous::{BaseName, CopiedPart, CopyError, EncryptedStore, ReadError, copy_chain};
 use member::{DataDirectorySettings, Origin, Replay};
 use store::Store;
 use store::progress::{Meter, Moved};
 
+use super::content::{EncryptionKeys, in_content};
 use super::local_etcd::LocalEtcd;
 use super::{Contents, Paths, unusable, volume_trouble};
 use crate::reason::{Reason, Trouble};
@@ -47,11 +48,11 @@ impl ReplaySource {
         Some((prefix, self.replay_base.as_deref()?, self.replay_revision?))
     }
 
-    /// Copies the segments to the data volume, and verifies them. `snapshot` is the size of the fetched snapshot. Does
-    /// nothing if no changes are replayed.
+    /// Decrypts and verifies the segments, and copies them to the data volume. With `keys`, the segments must be
+    /// encrypted. `snapshot` is the size of the fetched snapshot. Does nothing if no changes are replayed.
     pub(super) async fn fetch(
         &self,
-        store: &dyn Store,
+        (store, keys): (&dyn Store, Option<EncryptionKeys>),
         paths: &Paths,
         (snapshot, meter): (u64, &Meter),
     ) -> Result<(), Trouble> {
@@ -73,8 +74,10 @@ impl ReplaySource {
             });
             Ok(())
         };
-        let copied = copy_chain(store, prefix, name, revision, write).await;
-        copied.map_err(|error| copy_trouble(&error, &directory))
+        let (secret, keys) = keys.map(|keys| (keys.secret, keys.keys)).unzip();
+        let store = EncryptedStore::for_reading(store, keys);
+        let copied = copy_chain(&store, prefix, name, revision, write).await;
+        copied.map_err(|error| copy_trouble(&error, &directory, secret.as_deref()))
     }
 }
 
@@ -112,9 +115,12 @@ fn remove(directory: &Path) -> Result<(), Trouble> {
     }
 }
 
-fn copy_trouble(error: &CopyError, directory: &Path) -> Trouble {
+fn copy_trouble(error: &CopyError, directory: &Path, secret: Option<&str>) -> Trouble {
     match error {
         CopyError::Read(ReadError::Store { error, .. }) => source::trouble(error),
+        CopyError::Read(ReadError::Encryption { error, .. }) => {
+            in_content(&error.clone().into(), secret)
+        }
         CopyError::Write { key, error } => volume_trouble("write", &directory.join(key), error),
         error => unusable(&Chain(error).to_string()),
     }

@@ -55,6 +55,15 @@ fn decrypted(stored: &[u8]) -> Result<Vec<u8>, Error> {
     opened(keys([key()]), stored, 1000)
 }
 
+#[test]
+fn stored_size_is_size_of_encrypted_object() {
+    for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5] {
+        let stored = encrypted(&content(size));
+        assert_eq!(stored.len() as u64, stored_size(size as u64), "{size}");
+    }
+    assert_eq!(stored_size(u64::MAX), u64::MAX);
+}
+
 /// A Python program with the library `cryptography` wrote these objects, following docs/internals/backup-encryption.md.
 /// Every later release must be able to read them.
 #[test]

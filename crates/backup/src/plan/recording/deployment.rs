@@ -22,7 +22,7 @@ use store::progress::PORT;
 
 use super::agent_name;
 use crate::plan::job::reach;
-use crate::pvc::{AUTH, ROOT, TLS};
+use crate::pvc::{AUTH, ENCRYPTION, ROOT, TLS};
 use crate::recording::{AgentTarget, CA, RecordOrder, SPOOL, STORE};
 
 const NAME: &str = "agent";
@@ -114,6 +114,11 @@ fn container(
     mounts: Vec<VolumeMount>,
 ) -> Container {
     let order = serde_json::to_string(&order(backup, settings, target)).unwrap_or_default();
+    let mut args = vec!["record".to_owned(), format!("--order={order}")];
+    if backup.spec.encryption.is_some() {
+        // A program of an older release rejects this argument. Otherwise it would ignore the encryption in the order.
+        args.push(format!("--keys={ENCRYPTION}"));
+    }
     let (request, limit) = MEMORY;
     let memory =
         |quantity: &str| Some([("memory".to_owned(), Quantity(quantity.to_owned()))].into());
@@ -130,7 +135,7 @@ fn container(
         image: Some(target.image.image.clone()),
         image_pull_policy: target.image.pull_policy.clone(),
         command: Some(vec![PROGRAM.to_owned()]),
-        args: Some(vec!["record".to_owned(), format!("--order={order}")]),
+        args: Some(args),
         volume_mounts: Some(mounts),
         resources: Some(resources),
         security_context: Some(container_security()),
@@ -154,6 +159,7 @@ fn order(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> Re
         uid: backup.uid().unwrap_or_default(),
         endpoints: target.endpoints.clone(),
         reach: reach(backup, target.cluster.as_deref()),
+        encryption: backup.spec.encryption.clone(),
         flush_millis: millis(settings.flush_interval()),
         base_seconds: settings.max_base_age().as_secs(),
         base_bytes: settings.max_base_bytes(),
@@ -193,11 +199,18 @@ fn mounted(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> 
     }
     let store = source.secrets();
     let etcd = reach(backup, target.cluster.as_deref());
+    let keys = backup.spec.encryption.as_ref();
     let secrets = [
         ("store", STORE, store.credentials.map(|secret| secret.name)),
         ("ca", CA, store.ca.map(|secret| secret.name)),
         ("tls", TLS, etcd.tls.as_deref()),
         ("auth", AUTH, etcd.auth.as_deref()),
+        // Invariant 14: only this pod mounts the Secret, and the arguments contain only its name.
+        (
+            "encryption",
+            ENCRYPTION,
+            keys.map(|keys| keys.secret.as_str()),
+        ),
     ];
     for (volume, path, name) in secrets {
         let Some(name) = name else { continue };

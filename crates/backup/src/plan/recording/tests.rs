@@ -302,6 +302,18 @@ fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
         spec.insert("clientTLSSecret".to_owned(), json!("client"));
     });
     assert_eq!(secrets(&pod_of(&endpoints, None)), ["aws", "ca", "client"]);
+    let encrypted = with(|backup| {
+        backup["spec"]["encryption"] = json!({ "secret": "keys", "key": "2027" });
+    });
+    let encrypted = pod_of(&encrypted, Some(cluster(&json!({ "size": 3 }))));
+    assert_eq!(secrets(&encrypted), ["aws", "ca", "keys"]);
+    let container = &encrypted["spec"]["template"]["spec"]["containers"][0];
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mut mounts = mounts.iter();
+    let mount = mounts.find(|mount| mount["mountPath"] == "/run/backup/encryption");
+    assert_eq!(mount.unwrap()["readOnly"], true);
+    // A program of an older release ends with an error instead of a recording without encryption.
+    assert_eq!(container["args"][2], "--keys=/run/backup/encryption");
     let spec = &deployment["spec"]["template"]["spec"];
     assert_eq!(spec["automountServiceAccountToken"], false);
     assert_eq!(spec["securityContext"]["runAsNonRoot"], true);

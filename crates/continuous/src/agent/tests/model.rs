@@ -243,6 +243,7 @@ impl World<'_> {
                 sha256: String::new(),
             },
             created: self.bases,
+            encryption: None,
         };
         let base = base.encode().unwrap();
         let written = write_base(self.store, PREFIX, &base).await;

@@ -35,6 +35,7 @@ fn found() -> FoundPoint {
             sha256: "AB".repeat(32),
         },
         created: micros("2026-11-28T00:00:00Z"),
+        encryption: None,
     };
     FoundPoint {
         base: base.encode().unwrap(),

@@ -39,6 +39,7 @@ fn base_of(revision: i64, snapshot: &str) -> Base {
             sha256: "ab".repeat(32),
         },
         created: revision * SECOND,
+        encryption: None,
     }
 }
 
