@@ -257,6 +257,7 @@ mod tests {
             r#""storageType":"OSS","oss":{"path":"b/k"}"#,
             r#""storageType":"PVC","pvc":{"claimName":"c","path":"k"}"#,
             r#""storageType":"Local","local":{"path":"k"}"#,
+            r#""storageType":"GCS","gcs":{"path":"b/k"},"continuous":{},"encryption":{"secret":"keys"}"#,
         ] {
             let backup = backup(&format!(r#"{{"etcdEndpoints":["a"],{place}}}"#));
             assert_eq!(validate(&backup), [], "{place}");

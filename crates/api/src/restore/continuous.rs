@@ -172,6 +172,11 @@ mod tests {
             let found = problems_with(&invalid, &json!({}));
             assert_eq!(found, ["spec.continuous.at"], "{invalid}");
         }
+        let encryption = json!({ "encryption": { "secret": "keys" } });
+        assert_eq!(
+            problems_with(&json!({ "revision": 1 }), &encryption),
+            [""; 0]
+        );
         let found = problems_with(&json!({ "revision": 0 }), &json!({}));
         assert_eq!(found, ["spec.continuous.at.revision"]);
     }
