@@ -127,14 +127,13 @@ struct TimeMessage {
     observed_unix_micros: i64,
 }
 
-/// The reasons for a gap, with their numbers in the format.
-const REASONS: [(i32, GapReason); 7] = [
+/// The reasons for a gap, with their numbers in the format. The number 5 is reserved.
+const REASONS: [(i32, GapReason); 6] = [
     (0, GapReason::Unknown),
     (1, GapReason::Compacted),
     (2, GapReason::ClusterChanged),
     (3, GapReason::RevisionMissing),
     (4, GapReason::TransactionTooLarge),
-    (5, GapReason::NotStored),
     (6, GapReason::RevisionReset),
 ];
 
@@ -282,5 +281,31 @@ fn change(message: ChangeMessage) -> Change {
             version: value.version,
             create_revision: value.create_revision,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gap_with_reserved_or_later_reason_is_a_gap() {
+        for reason in [5, 7] {
+            let gap = GapMessage {
+                after_revision: 17,
+                reason,
+                observed_unix_micros: 3,
+            };
+            let message = RecordMessage {
+                kind: Some(Kind::Gap(gap)),
+            };
+            let expected = Gap {
+                after: 17,
+                reason: GapReason::Unknown,
+                observed: 3,
+            };
+            let decoded = decode(message.encode_to_vec().into());
+            assert_eq!(decoded, Some(Record::Gap(expected)));
+        }
     }
 }

@@ -57,8 +57,6 @@ pub enum GapReason {
     RevisionMissing,
     /// One transaction exceeds [`MAX_TRANSACTION`](crate::MAX_TRANSACTION).
     TransactionTooLarge,
-    /// The store was unavailable until the buffer of the recorder was full.
-    NotStored,
     /// etcd has a lower revision than the chain, although the cluster ID is the same: its data was restored.
     RevisionReset,
 }
