@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::{ObserveContext, READ_TIMEOUT, cluster, site};
 use crate::plan::recording::{RecordingNeed, agent_name, need};
 use crate::reason::{Reason, Trouble};
-use crate::recording::pod_state::{address, newest, problem};
+use crate::recording::pod_state::{address, creation_failure, newest, problem};
 use crate::recording::{AgentState, AgentTarget, FoundAgent, RecordingInputs};
 use crate::recording::{prefix, read};
 
@@ -78,16 +78,18 @@ async fn agent(context: &ObserveContext, backup: &EtcdBackup) -> AgentState {
 }
 
 async fn found(deployment: Deployment, pods: &[Pod]) -> FoundAgent {
+    let failure = creation_failure(&deployment);
     let without_report = FoundAgent {
         deployment,
-        ..FoundAgent::default()
+        report: None,
+        problem: failure,
     };
     let Some(pod) = newest(pods) else {
         return without_report;
     };
     let Some(address) = address(pod) else {
         return FoundAgent {
-            problem: problem(pod),
+            problem: problem(pod).or(without_report.problem),
             ..without_report
         };
     };

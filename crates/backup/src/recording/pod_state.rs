@@ -1,7 +1,8 @@
-//! Reads the state of the agent's pod. Performs no I/O.
+//! Reads the state of the agent's Deployment and pod. Performs no I/O.
 
 use std::net::IpAddr;
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
 use crate::reason::{Reason, Trouble};
@@ -57,6 +58,19 @@ pub(crate) fn problem(pod: &Pod) -> Option<Trouble> {
     })
 }
 
+/// Why the pod of the Deployment cannot be created, for example because of a quota or of Pod Security admission. `None` if
+/// Kubernetes reports no failure.
+pub(crate) fn creation_failure(deployment: &Deployment) -> Option<Trouble> {
+    let conditions = deployment.status.as_ref()?.conditions.as_ref()?;
+    let failed = conditions
+        .iter()
+        .find(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")?;
+    let reason = failed.reason.as_deref().unwrap_or("ReplicaFailure");
+    let message = failed.message.as_deref().unwrap_or_default();
+    let message = format!("the pod of the agent cannot be created ({reason}): {message}");
+    Some(Trouble::new(Reason::PodNotStarting, message))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -108,6 +122,28 @@ mod tests {
             assert_eq!(trouble.reason, reason);
             assert!(trouble.message.contains(part), "{trouble:?}");
         }
+    }
+
+    #[test]
+    fn rejected_creation_of_agent_pod_is_reported() {
+        let deployment = |status: &str| -> Deployment {
+            let message = "pods \"agent-1\" is forbidden: exceeded quota: small";
+            let conditions = json!([
+                { "type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated" },
+                { "type": "ReplicaFailure", "status": status, "reason": "FailedCreate", "message": message },
+            ]);
+            serde_json::from_value(
+                json!({ "metadata": {}, "status": { "conditions": conditions } }),
+            )
+            .unwrap()
+        };
+        let trouble = creation_failure(&deployment("True")).unwrap();
+        assert_eq!(trouble.reason, Reason::PodNotStarting);
+        for part in ["FailedCreate", "exceeded quota: small"] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+        assert_eq!(creation_failure(&deployment("False")), None);
+        assert_eq!(creation_failure(&Deployment::default()), None);
     }
 
     #[test]
