@@ -5,11 +5,15 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod place;
+
+use place::is_same_place;
+
 use super::{BackupPolicy, EtcdBackupSpec, Retention, name};
 use crate::duration::DurationText;
 use crate::problem::Problem;
 use crate::storage::{
-    AbsSource, Blocks, GcsSource, OssSource, S3Source, StorageBlock, StorageSource, StorageType,
+    AbsSource, Blocks, GcsSource, OssSource, S3Source, StorageBlock, StorageType,
 };
 
 /// A further store to which each complete backup is copied.
@@ -216,22 +220,6 @@ pub(super) fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     });
     let fields = limited.map(|(index, _)| format!("retention rules of spec.copyTo[{index}]"));
     fields.filter(|_| !spec.is_periodic()).collect()
-}
-
-fn is_same_place(one: &StorageBlock, other: &StorageBlock) -> bool {
-    let place = |block: &StorageBlock| {
-        let source = block.source();
-        let endpoint = match source {
-            StorageSource::S3(s3) => s3.endpoint().map(str::to_owned),
-            StorageSource::Abs(abs) => abs.endpoint.clone(),
-            StorageSource::Gcs(gcs) => gcs.endpoint.clone(),
-            StorageSource::Oss(oss) => oss.endpoint.clone(),
-            StorageSource::Pvc(_) | StorageSource::Local(_) => None,
-        };
-        let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
-        (source.block(), endpoint, source.path().to_owned())
-    };
-    place(one) == place(other)
 }
 
 /// The part of a backup's location after the path of its storage block: `_v<revision>_<time>`, or an empty text for a

@@ -1,0 +1,132 @@
+//! Compares the locations of storage blocks. Performs no I/O.
+
+use crate::storage::{StorageBlock, StorageSource};
+
+/// The parent domains of the clouds whose bucket names are unique in the whole cloud. All endpoints in these domains
+/// therefore lead to the same bucket.
+const S3_CLOUD: &str = "amazonaws.com";
+const GCS_CLOUD: &str = "googleapis.com";
+const OSS_CLOUD: &str = "aliyuncs.com";
+
+/// Whether two storage blocks have the same location. The spelling of the endpoints does not matter.
+pub(super) fn is_same_place(one: &StorageBlock, other: &StorageBlock) -> bool {
+    place(one) == place(other)
+}
+
+/// The kind of the store, the server, and the path.
+fn place(block: &StorageBlock) -> (&'static str, Option<String>, String) {
+    let source = block.source();
+    let (endpoint, cloud) = match source {
+        StorageSource::S3(s3) => (s3.endpoint(), Some(S3_CLOUD)),
+        StorageSource::Abs(abs) => (abs.endpoint.as_deref(), None),
+        StorageSource::Gcs(gcs) => (gcs.endpoint.as_deref(), Some(GCS_CLOUD)),
+        StorageSource::Oss(oss) => (oss.endpoint.as_deref(), Some(OSS_CLOUD)),
+        StorageSource::Pvc(_) | StorageSource::Local(_) => (None, None),
+    };
+    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
+    let server = endpoint.and_then(|endpoint| server(endpoint, cloud));
+    (source.block(), server, source.path().to_owned())
+}
+
+/// The host, the port and the path of an endpoint, in lower case except the path. `None` for an endpoint of this cloud,
+/// which is also the default endpoint.
+fn server(endpoint: &str, cloud: Option<&str>) -> Option<String> {
+    let endpoint = endpoint.trim();
+    // The stores of OSS accept an endpoint without a scheme, and then use HTTPS.
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", endpoint));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let authority = authority.to_ascii_lowercase();
+    // In an IPv6 address, the last colon can be inside of the brackets.
+    let port = authority.rsplit_once(':').and_then(|(host, port)| {
+        let port = if port.is_empty() {
+            None
+        } else {
+            Some(port.parse::<u16>().ok()?)
+        };
+        Some((host, port))
+    });
+    let (host, port) = port.unwrap_or((authority.as_str(), None));
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let is_in = |cloud: &str| {
+        let before = host.strip_suffix(cloud);
+        before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    if cloud.is_some_and(is_in) {
+        return None;
+    }
+    // The scheme itself does not matter, because one port has either HTTP or HTTPS.
+    let default = if scheme.eq_ignore_ascii_case("http") {
+        80
+    } else {
+        443
+    };
+    let (port, path) = (port.unwrap_or(default), path.trim_end_matches('/'));
+    Some(format!("{host}:{port}/{path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn s3(endpoint: &str) -> StorageBlock {
+        let block = json!({ "s3": { "path": "bucket/etcd/b", "endpoint": endpoint } });
+        serde_json::from_value(block).unwrap()
+    }
+
+    #[test]
+    fn spelling_of_endpoint_does_not_change_place() {
+        for (one, other) in [
+            ("https://s3.example", "HTTPS://S3.Example"),
+            ("https://s3.example", "https://s3.example/"),
+            ("https://s3.example", "https://s3.example:443"),
+            ("https://s3.example", "https://s3.example:"),
+            ("https://s3.example", "https://s3.example.//"),
+            ("https://s3.example", "s3.example"),
+            ("http://s3.example", "http://s3.example:80/"),
+            ("http://s3.example:9000", "https://s3.example:9000"),
+            ("http://s3.example:9000", "S3.example:9000"),
+            ("http://[fd00::1]", "http://[FD00::1]:80/"),
+            ("https://s3.example/path", "https://s3.example/path/"),
+            ("", "https://s3.amazonaws.com"),
+            ("", "https://s3.eu-west-1.amazonaws.com:443/"),
+        ] {
+            assert!(is_same_place(&s3(one), &s3(other)), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn other_host_port_or_path_is_another_place() {
+        for (one, other) in [
+            ("https://s3.example", "https://other.example"),
+            ("https://s3.example", "https://s3.example:9000"),
+            ("http://s3.example:9000", "http://s3.example:9001"),
+            ("http://[fd00::1]", "http://[fd00::2]"),
+            ("https://s3.example/path", "https://s3.example/PATH"),
+            ("", "https://s3.example"),
+            ("", "https://myamazonaws.com"),
+        ] {
+            assert!(!is_same_place(&s3(one), &s3(other)), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn default_endpoint_of_cloud_is_recognized() {
+        let block = |kind: &str, endpoint: Option<&str>| -> StorageBlock {
+            let mut block = json!({ kind: { "path": "bucket/etcd/b" } });
+            block[kind]["endpoint"] = json!(endpoint);
+            serde_json::from_value(block).unwrap()
+        };
+        for (kind, endpoint) in [
+            ("gcs", "https://storage.googleapis.com"),
+            ("oss", "oss-cn-hangzhou.aliyuncs.com"),
+            ("oss", "https://s3.oss-cn-hangzhou-internal.aliyuncs.com/"),
+        ] {
+            let (default, named) = (block(kind, None), block(kind, Some(endpoint)));
+            assert!(is_same_place(&default, &named), "{endpoint}");
+        }
+        let (one, other) = (block("gcs", None), block("oss", None));
+        assert!(!is_same_place(&one, &other));
+    }
+}
