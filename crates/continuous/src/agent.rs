@@ -464,7 +464,7 @@ async fn keep_tidy(store: &dyn Store, settings: Settings, begins: Arc<Notify>, m
         while let Err(error) = Box::pin(tidy(store, prefix, window, since, &monitor)).await {
             let error = error_text(&error);
             tracing::warn!(error, "old bases cannot be deleted, which is retried");
-            monitor.fails(&format!("old bases cannot be deleted: {error}"));
+            monitor.retention_ends(Some(&format!("old bases cannot be deleted: {error}")));
             sleep(RENEWAL_RETRY).await;
         }
     }

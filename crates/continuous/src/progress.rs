@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::StoredBase;
 
-/// Maximum length of [`Progress::problem`] in bytes.
+/// Maximum length of the text of a problem in bytes.
 const MAX_PROBLEM: usize = 500;
 
 /// Maximum number of gaps in [`Held::gaps`].
@@ -33,8 +33,10 @@ pub struct Progress {
     pub waiting_bytes: u64,
     /// The content of the store when the last base was taken, or when the agent started.
     pub held: Option<Held>,
-    /// Why the agent does not record at the moment, or why it cannot delete old bases.
+    /// Why the agent does not record at the moment.
     pub problem: Option<String>,
+    /// Why the agent cannot delete old bases.
+    pub retention_problem: Option<String>,
 }
 
 /// The base of the current chain.
@@ -208,9 +210,12 @@ impl Monitor {
 
     /// Reports a problem. The report ends when all changes are in the store again.
     pub(crate) fn fails(&self, problem: &str) {
-        let mut text = problem.to_owned();
-        text.truncate(text.floor_char_boundary(MAX_PROBLEM));
-        self.state().progress.problem = Some(text);
+        self.state().progress.problem = Some(limited(problem));
+    }
+
+    /// Reports the result of the last deletion of old bases: its problem, or `None` after a success.
+    pub(crate) fn retention_ends(&self, problem: Option<&str>) {
+        self.state().progress.retention_problem = problem.map(limited);
     }
 
     /// Number and bytes of all segments of the current base in the store.
@@ -219,6 +224,12 @@ impl Monitor {
         let base = state.progress.base.as_ref();
         base.map_or((0, 0), |base| (base.segments, base.bytes))
     }
+}
+
+fn limited(problem: &str) -> String {
+    let mut text = problem.to_owned();
+    text.truncate(text.floor_char_boundary(MAX_PROBLEM));
+    text
 }
 
 #[cfg(test)]
@@ -288,5 +299,16 @@ mod tests {
         assert_eq!(monitor.read().problem.unwrap().len(), MAX_PROBLEM);
         monitor.probed(CLUSTER, BASE_REVISION, 2_000);
         assert_eq!(monitor.read().problem, None);
+    }
+
+    #[test]
+    fn retention_problem_stays_until_old_bases_are_deleted() {
+        let monitor = begun();
+        monitor.retention_ends(Some(&"x".repeat(1_000)));
+        monitor.probed(CLUSTER, BASE_REVISION, 2_000);
+        let problem = monitor.read().retention_problem;
+        assert_eq!(problem.unwrap().len(), MAX_PROBLEM);
+        monitor.retention_ends(None);
+        assert_eq!(monitor.read().retention_problem, None);
     }
 }

@@ -97,14 +97,17 @@ pub(crate) async fn tidy(
     stored.sort_by_key(|base| (base.base.created, base.base.revision));
     let created: Vec<i64> = stored.iter().map(|base| base.base.created).collect();
     let mut removed = surplus(&created, window);
+    let mut problem = None;
     if removed > 0
         && let Some(newest) = stored.last()
         && !clocks_agree(store, prefix, newest).await?
     {
-        tracing::warn!(
-            "the clock of this node and the clock of the store differ by more than {MAX_CLOCK_SKEW} s: no old base is \
-             deleted; correct the clock of the node"
+        let text = format!(
+            "the clock of the agent's node and the clock of the store differ by more than {MAX_CLOCK_SKEW} s: no old \
+             base is deleted; correct the clock of the node"
         );
+        tracing::warn!("{text}");
+        problem = Some(text);
         removed = 0;
     }
     for base in stored.drain(..removed) {
@@ -118,6 +121,7 @@ pub(crate) async fn tidy(
     }
     let gaps = gaps(&stored, &last);
     monitor.holds(Held::new(&stored, gaps));
+    monitor.retention_ends(problem.as_deref());
     Ok(())
 }
 
@@ -226,7 +230,10 @@ mod tests {
         tidy(&store, PREFIX, Duration::ZERO, 0, &monitor)
             .await
             .unwrap();
-        let held = monitor.read().held.unwrap();
+        let progress = monitor.read();
+        let problem = progress.retention_problem.unwrap();
+        assert!(problem.contains("correct the clock"), "{problem}");
+        let held = progress.held.unwrap();
         assert_eq!((held.bases, held.oldest_revision), (3, 10));
         assert_eq!(held.gap_count, 1);
         assert_eq!((held.gaps[0].after, held.gaps[0].until), (13, 20));

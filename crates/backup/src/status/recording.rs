@@ -55,7 +55,7 @@ pub(super) fn record(
                 continuous.location.clone_from(location);
             }
             copy(continuous, report);
-            judge(continuous, report.progress.problem.as_deref())
+            judge(continuous, &report.progress)
         }
     };
     set(&mut status.conditions, &finding, generation, now);
@@ -157,15 +157,18 @@ fn gap_of(gap: &Missing) -> ContinuousGap {
 }
 
 /// The condition after a report. The message contains no numbers that change with each report.
-fn judge(continuous: &ContinuousStatus, problem: Option<&str>) -> Finding {
-    match (continuous.lag_seconds, problem) {
+fn judge(continuous: &ContinuousStatus, progress: &Progress) -> Finding {
+    match (continuous.lag_seconds, progress.problem.as_deref()) {
         (Some(lag), _) if lag <= MAX_LAG => {
             let gaps = continuous.gap_count.unwrap_or_default();
-            let message = if gaps == 0 {
+            let mut message = if gaps == 0 {
                 RECORDS.to_owned()
             } else {
                 format!("{RECORDS}; number of gaps in the store: {gaps} (status.continuous.gaps)")
             };
+            if let Some(problem) = &progress.retention_problem {
+                message = format!("{message}; {problem}");
+            }
             finding(ConditionStatus::True, Reason::Recording, &message)
         }
         (None, None) => finding(ConditionStatus::Unknown, Reason::Pending, FIRST),

@@ -85,6 +85,23 @@ fn long_lag_or_problem_without_known_lag_is_reported_as_delayed() {
 }
 
 #[test]
+fn message_of_condition_names_problem_of_retention() {
+    let mut verdict = report(10, Some(9), None);
+    if let RecordingVerdict::Reported { report, .. } = &mut verdict {
+        let problem = "old bases cannot be deleted: access denied";
+        report.progress.retention_problem = Some(problem.to_owned());
+    }
+    let status = after_verdicts(&[verdict]);
+    assert_eq!(condition(&status), Some(("True", "Recording")));
+    let found = api::conditions::find(&status.conditions, &ConditionType::Recording);
+    let message = &found.unwrap().message;
+    assert!(
+        message.ends_with("; old bases cannot be deleted: access denied"),
+        "{message}"
+    );
+}
+
+#[test]
 fn lag_grows_without_a_report() {
     let verdicts = [report(0, Some(0), None), waiting(Reason::PodNotStarting)];
     let status = after_verdicts(&verdicts);
