@@ -6,11 +6,11 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use etcd::{Etcd, EtcdClient, Watch, WatchBatch, WatchError};
+use etcd::{WatchBatch, WatchError};
 use store::Store;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::assemble::Assembler;
 use crate::base::StoredBase;
@@ -18,6 +18,7 @@ use crate::outbox::{Outbox, Spool};
 use crate::progress::Monitor;
 use crate::record::{GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
 use crate::recorder::{Recorder, RecorderError};
+use crate::source::{Changes, Source};
 
 /// Number of leases in one check.
 const LEASES_PER_CHECK: usize = 64;
@@ -76,7 +77,7 @@ impl Default for Extras {
 
 /// Records one chain.
 pub struct Capture<'a> {
-    client: &'a EtcdClient,
+    client: &'a dyn Source,
     base: StoredBase,
     recorder: Recorder,
     extras: Extras,
@@ -90,6 +91,8 @@ pub struct Capture<'a> {
     checked_lease: i64,
     /// The capture ends when it has recorded this revision.
     end_revision: Option<i64>,
+    /// The reason of the recorded gap, which is the end of the chain.
+    gap: Option<GapReason>,
 }
 
 /// The current time in microseconds since the epoch.
@@ -103,7 +106,7 @@ pub(crate) fn now_micros() -> i64 {
 impl<'a> Capture<'a> {
     /// Continues the chain of a recorder. `prefix` is empty or ends with a slash.
     pub fn new(
-        client: &'a EtcdClient,
+        client: &'a dyn Source,
         store: &'a dyn Store,
         prefix: &str,
         base: StoredBase,
@@ -121,6 +124,7 @@ impl<'a> Capture<'a> {
             lease_check_at: now + extras.lease_interval,
             checked_lease: i64::MIN,
             end_revision: None,
+            gap: None,
             extras,
         }
     }
@@ -159,8 +163,13 @@ impl<'a> Capture<'a> {
         member: &str,
         stop: impl Future<Output = ()>,
     ) -> Result<End, CaptureError> {
+        if let Some(reason) = self.gap {
+            // The caller has dropped the call that recorded the gap.
+            self.outbox.drain().await;
+            return Ok(End::Gap(reason));
+        }
         let mut assembler = Assembler::new(self.base.base.cluster_id, self.recorder.last());
-        let request = Box::pin(self.client.watch(member, assembler.last()));
+        let request = self.client.watch(member, assembler.last());
         let watch = self.outbox.drive_during(request).await;
         let mut watch = watch.map_err(CaptureError::Watch)?;
         if let Some(reason) = self.replaced(member).await? {
@@ -189,7 +198,7 @@ impl<'a> Capture<'a> {
                         return Ok(end);
                     }
                 }
-                () = sleep_until(due.into()) => silence.check(&mut watch, member).await?,
+                () = sleep_until(due) => silence.check(watch.as_mut(), member).await?,
             }
             self.do_due_tasks(member).await?;
         }
@@ -201,7 +210,7 @@ impl<'a> Capture<'a> {
     /// Why etcd does not have the history of this chain. A watch does not detect a lower revision: etcd would wait for
     /// the last recorded revision, and then send the next revisions of another history.
     async fn replaced(&mut self, member: &str) -> Result<Option<GapReason>, CaptureError> {
-        let request = Box::pin(self.client.newest_revision(member));
+        let request = self.client.newest_revision(member);
         let newest = self.outbox.drive_during(request).await;
         let (cluster_id, revision) = newest.map_err(CaptureError::Etcd)?;
         if cluster_id != self.base.base.cluster_id {
@@ -244,7 +253,8 @@ impl<'a> Capture<'a> {
         if self.extras.hash_interval.is_some() {
             due = due.min(self.hash_at);
         }
-        self.recorder.deadline().map_or(due, |at| due.min(at))
+        let deadline = self.recorder.deadline().map(Instant::from_std);
+        deadline.map_or(due, |at| due.min(at))
     }
 
     async fn do_due_tasks(&mut self, member: &str) -> Result<(), CaptureError> {
@@ -259,7 +269,8 @@ impl<'a> Capture<'a> {
             self.lease_check_at = now + self.extras.lease_interval;
             self.check_leases(member).await?;
         }
-        if self.recorder.deadline().is_some_and(|at| now >= at) {
+        let deadline = self.recorder.deadline().map(Instant::from_std);
+        if deadline.is_some_and(|at| now >= at) {
             self.flush()?;
         }
         Ok(())
@@ -269,7 +280,7 @@ impl<'a> Capture<'a> {
         for id in self.recorder.unknown_leases(&transaction) {
             // If etcd does not answer, the lease is recorded without a TTL, because an error here would lose the
             // transaction.
-            let request = Box::pin(self.client.lease(member, id));
+            let request = self.client.lease(member, id);
             let found = self.outbox.drive_during(request).await.ok();
             self.push(Record::Lease(Lease {
                 id,
@@ -317,7 +328,7 @@ impl<'a> Capture<'a> {
             leases.last().copied().unwrap_or(i64::MIN)
         };
         for id in leases {
-            let request = Box::pin(self.client.lease(member, id));
+            let request = self.client.lease(member, id);
             let found = self.outbox.drive_during(request).await;
             let found = found.map_err(CaptureError::Etcd)?;
             if found.granted.is_none() {
@@ -330,7 +341,8 @@ impl<'a> Capture<'a> {
 
     fn push(&mut self, record: Record) -> Result<(), CaptureError> {
         let time = self.recorder.time();
-        if let Some(full) = self.recorder.push(record, Instant::now())? {
+        let now = Instant::now().into_std();
+        if let Some(full) = self.recorder.push(record, now)? {
             self.outbox.push(full, time);
         }
         Ok(())
@@ -346,9 +358,11 @@ impl<'a> Capture<'a> {
 
     async fn end(&mut self, reason: GapReason) -> Result<End, CaptureError> {
         let time = self.recorder.time();
-        for sealed in self.recorder.end(reason, now_micros(), Instant::now())? {
+        let now = Instant::now().into_std();
+        for sealed in self.recorder.end(reason, now_micros(), now)? {
             self.outbox.push(sealed, time);
         }
+        self.gap = Some(reason);
         self.outbox.drain().await;
         Ok(End::Gap(reason))
     }
@@ -381,7 +395,7 @@ impl Silence {
 
     /// Requests a progress notification if etcd has sent nothing for [`SILENCE`]. Fails if etcd then sends nothing for
     /// [`NOTIFICATION_DEADLINE`].
-    async fn check(&mut self, watch: &mut Watch, member: &str) -> Result<(), CaptureError> {
+    async fn check(&mut self, watch: &mut dyn Changes, member: &str) -> Result<(), CaptureError> {
         let timed_out = || CaptureError::Watch(etcd::Error::Timeout(member.to_owned()));
         if Instant::now() < self.due() {
             return Ok(());
@@ -396,3 +410,6 @@ impl Silence {
             .map_err(CaptureError::Batch)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! Chains for the tests of this crate.
 #![allow(clippy::unwrap_used)]
 
+pub(crate) mod memory;
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;

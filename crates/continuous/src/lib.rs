@@ -32,6 +32,7 @@ mod replay;
 mod retention;
 mod segment;
 mod snapshot;
+mod source;
 mod stored;
 mod verify;
 
@@ -56,5 +57,6 @@ pub use removal::remove_all;
 pub use replay::{Options, ReplayError, Report, Target, Until, replay};
 pub use segment::{MAX_BODY, MAX_MESSAGE, Sealed, Segment};
 pub use snapshot::{TakeError, take_base};
+pub use source::{Changes, Source};
 pub use stored::{ReadError, Reader, Tip, bases, read_base, tip, write_base, write_segment};
 pub use verify::{Verifier, VerifyError};

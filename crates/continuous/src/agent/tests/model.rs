@@ -1,23 +1,21 @@
 //! A model of the agent's storing, with random crashes, lost and late uploads, compactions and new bases.
 //!
 //! The recorder, the outbox, the search of the stored chain, the reader and the retention are the real ones. etcd and
-//! the store are simulated. The model repeats the steps of `Agent::record` one by one.
+//! the store are simulated. The model repeats the steps of `Agent::record` one by one, and does not run the capture. The
+//! model in `capture/tests.rs` runs the capture, with a simulated watch.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard};
+use std::collections::BTreeSet;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use etcd::{Access, Change, ClusterId};
-use futures::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use store::{Error, Object, ObjectStream, Unfinished, Upload};
 
 use super::*;
 use crate::base::{Base, SnapshotObject};
 use crate::fixture::limits;
+use crate::fixture::memory::{Answer, Memory};
 use crate::name::BaseName;
 use crate::outbox::Outbox;
 use crate::record::{GapReason, Record, Transaction};
@@ -28,19 +26,6 @@ const PREFIX: &str = "p/";
 const SEEDS: u64 = 300;
 const STEPS: usize = 120;
 
-/// The answer of the store to a write.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Answer {
-    #[default]
-    Stored,
-    /// The store has the object, but the answer is lost.
-    Lost,
-    /// The store does not have the object.
-    Rejected,
-    /// The write times out, and the store has the object later.
-    Late,
-}
-
 /// A deliberate mistake, which the model must detect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
@@ -50,88 +35,6 @@ enum Mistake {
     SwitchIsEarly,
     /// The next base is taken before the gap is stored.
     GapIsNotStored,
-}
-
-#[derive(Default)]
-struct State {
-    objects: BTreeMap<String, Bytes>,
-    late: Vec<(String, Bytes)>,
-    answer: Answer,
-    ignores_failures: bool,
-}
-
-#[derive(Default)]
-struct Memory(Mutex<State>);
-
-impl Memory {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
-    }
-}
-
-#[async_trait]
-impl Store for Memory {
-    fn location(&self) -> String {
-        "memory".to_owned()
-    }
-
-    async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
-        Err(Error::Other(key.to_owned()))
-    }
-
-    async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let mut state = self.state();
-        let (answer, ignores_failures) = (state.answer, state.ignores_failures);
-        match answer {
-            Answer::Stored | Answer::Lost => drop(state.objects.insert(key.to_owned(), content)),
-            Answer::Late => state.late.push((key.to_owned(), content)),
-            Answer::Rejected => {}
-        }
-        if answer == Answer::Stored || ignores_failures {
-            Ok(())
-        } else {
-            Err(Error::Timeout(key.to_owned()))
-        }
-    }
-
-    async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
-        let content = self.state().objects.get(key).cloned().unwrap();
-        Ok(ObjectStream {
-            size: content.len() as u64,
-            chunks: stream::iter([Ok(content)]).boxed(),
-        })
-    }
-
-    async fn head(&self, _: &str) -> Result<Option<Object>, Error> {
-        Ok(None)
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        let state = self.state();
-        let found = state
-            .objects
-            .iter()
-            .filter(|(key, _)| key.starts_with(prefix));
-        let objects = found.map(|(key, content)| Object {
-            key: key.clone(),
-            size: content.len() as u64,
-            modified_unix_seconds: None,
-            tag: None,
-        });
-        Ok(objects.collect())
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), Error> {
-        Err(Error::Other(key.to_owned()))
-    }
-
-    async fn unfinished(&self, _: &str) -> Result<Vec<Unfinished>, Error> {
-        Ok(Vec::new())
-    }
-
-    async fn discard(&self, _: &Unfinished) -> Result<(), Error> {
-        Ok(())
-    }
 }
 
 /// The process of an agent. A crash drops it.
@@ -339,8 +242,7 @@ impl World<'_> {
         let mut state = self.store.state();
         if !state.late.is_empty() {
             let index = self.rng.random_range(0..state.late.len());
-            let (key, content) = state.late.swap_remove(index);
-            state.objects.insert(key, content);
+            state.write_late_object(index);
         }
     }
 
