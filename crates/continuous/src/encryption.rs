@@ -34,8 +34,8 @@ impl<'a> EncryptedStore<'a> {
         }
     }
 
-    /// Only reads objects. With `keys`, the objects must be encrypted with one of these keys. Without keys, a read of an
-    /// encrypted object fails with the ID of its key.
+    /// Only reads objects. With `keys`, the objects must be encrypted with one of these keys. Without keys, a read of
+    /// an encrypted object fails with the ID of its key.
     pub fn for_reading(inner: &'a dyn Store, keys: Option<Keys>) -> Self {
         Self {
             inner,

@@ -62,8 +62,8 @@ pub(crate) fn by_name(
     }
 }
 
-/// The Secret with the keys for the recorded changes of an EtcdBackup: the Secret in the EtcdRestore, or else the Secret
-/// in the EtcdBackup. `None` if the changes must not be encrypted.
+/// The Secret with the keys for the recorded changes of an EtcdBackup: the Secret in the EtcdRestore, or else the
+/// Secret in the EtcdBackup. `None` if the changes must not be encrypted.
 pub(crate) fn of_changes(restore: &EtcdRestore, backup: &EtcdBackup) -> Option<RestoreEncryption> {
     let of_backup = backup.spec.encryption.as_ref();
     let of_backup = of_backup.map(|encryption| RestoreEncryption {

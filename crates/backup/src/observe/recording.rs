@@ -108,7 +108,8 @@ async fn found(deployment: Deployment, pods: &[Pod]) -> FoundAgent {
     }
 }
 
-/// What the agent records. The operator opens the store and reads the encryption key, to report a missing Secret before the pod waits for it.
+/// What the agent records. The operator opens the store and reads the encryption key, to report a missing Secret before
+/// the pod waits for it.
 async fn target(context: &ObserveContext, backup: &EtcdBackup) -> Result<AgentTarget, Trouble> {
     let source = site::source_of(backup)?;
     let uid = backup.uid().unwrap_or_default();

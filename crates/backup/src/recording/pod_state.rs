@@ -58,8 +58,8 @@ pub(crate) fn problem(pod: &Pod) -> Option<Trouble> {
     })
 }
 
-/// Why the pod of the Deployment cannot be created, for example because of a quota or of Pod Security admission. `None` if
-/// Kubernetes reports no failure.
+/// Why the pod of the Deployment cannot be created, for example because of a quota or of Pod Security admission. `None`
+/// if Kubernetes reports no failure.
 pub(crate) fn creation_failure(deployment: &Deployment) -> Option<Trouble> {
     let conditions = deployment.status.as_ref()?.conditions.as_ref()?;
     let failed = conditions

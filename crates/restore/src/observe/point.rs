@@ -226,8 +226,8 @@ fn in_encryption(
         PointError::Encrypted(key) => (
             Reason::InvalidSpec,
             format!(
-                "{FIELD}: the recorded changes in {location} are encrypted with the key {:?} (ID {}): name a Secret with \
-                 this key",
+                "{FIELD}: the recorded changes in {location} are encrypted with the key {:?} (ID {}): name a Secret \
+                 with this key",
                 key.name, key.id
             ),
         ),

@@ -1,8 +1,8 @@
 //! A model of the agent's storing, with random crashes, lost and late uploads, compactions and new bases.
 //!
 //! The recorder, the outbox, the search of the stored chain, the reader and the retention are the real ones. etcd and
-//! the store are simulated. The model repeats the steps of `Agent::record` one by one, and does not run the capture. The
-//! model in `capture/tests.rs` runs the capture, with a simulated watch.
+//! the store are simulated. The model repeats the steps of `Agent::record` one by one, and does not run the capture.
+//! The model in `capture/tests.rs` runs the capture, with a simulated watch.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
