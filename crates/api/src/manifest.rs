@@ -53,8 +53,8 @@ pub struct BackupManifest {
     /// without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_sha256: Option<String>,
-    /// The store's identifier of the upload, such as an ETag. After a crash, the operator recognizes its own upload by
-    /// it. Nothing else compares it, because a copy of the object has another identifier.
+    /// The store's identifier of the upload, such as an ETag. After a crash, the operator uses it to recognize its own
+    /// upload. No other code compares it, because a copy of the object has another identifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_tag: Option<String>,
     /// Time of the snapshot.

@@ -20,8 +20,8 @@ const FIELD: &str = "spec.continuous";
 pub struct RestoreContinuous {
     /// The point to restore.
     pub at: RestorePoint,
-    /// Only find the revision of the point, and report it in `status.backup.continuous`. Nothing else is created or
-    /// changed. To restore the point, set the field to false.
+    /// If true, the operator only finds the revision of the point, and reports it in `status.backup.continuous`. It
+    /// creates and changes nothing else. To restore the point, set the field to false.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
 }

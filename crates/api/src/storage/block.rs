@@ -49,7 +49,7 @@ impl S3Source {
         given(self.aws_secret.as_ref())
     }
 
-    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
+    /// The URL of the endpoint. `None` if the field is missing or empty, which means AWS.
     pub fn endpoint(&self) -> Option<&str> {
         given(self.endpoint.as_ref())
     }
