@@ -90,8 +90,7 @@ impl Grants {
         };
         let wanted = place.map_err(|problem| {
             format!(
-                "spec.{block}.{problem}, but spec.{block}.{secret} is not set: set spec.{block}.{secret}, because \
-                 with this setting the operator does not use its own identity"
+                "spec.{block}.{problem}, so the operator does not use its own identity: set spec.{block}.{secret}"
             )
         })?;
         let granted = is_plain(source.path())
