@@ -223,10 +223,10 @@ pub trait Etcd: Send + Sync {
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
-    /// Disarms an alarm. Succeeds if the alarm is not raised.
+    /// Disarms an alarm. Succeeds even if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
-    /// if they are already compacted.
+    /// even if they are already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
     /// Appends entries to the Raft log until this member has applied the entry with the index `until`, for about ten
     /// seconds at most. The caller repeats the call until `raft_applied_index` reaches `until`. The entries do not

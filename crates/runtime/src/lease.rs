@@ -109,7 +109,7 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries to take the lease for one retry interval. Each attempt creates a new `LeaseManager`, because an existing one
+/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing one
 /// reads the Lease again only after the lease that it has read expires.
 async fn attempt(
     client: &Client,

@@ -93,7 +93,7 @@ where
         }
     }
 
-    /// Invariant 15: reports an object that cannot be parsed with a condition and an Event. Other objects are not
+    /// Invariant 15: reports by a condition and an Event that an object cannot be parsed. Other objects are not
     /// delayed.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
         if !is_new_error(

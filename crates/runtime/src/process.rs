@@ -194,8 +194,8 @@ fn traces(options: &Common, name: &'static str) -> Result<Option<Traces>, traces
         .transpose()
 }
 
-/// Runs the task of a container that an operator has created, with logs. The result of the task becomes the container's
-/// exit code.
+/// Starts the log, and runs the task of a container that an operator has created. The result of the task becomes the
+/// container's exit code.
 ///
 /// # Errors
 /// Fails if the async runtime cannot be started.
