@@ -87,8 +87,8 @@ struct Suspect {
 }
 
 impl State {
-    /// The login that calls may use. `None` if its number is `stale`, or if etcd rejected it longer than
-    /// [`REJECTION_CACHE`] ago.
+    /// The login that calls may use. `None` if its number is `stale`, or if it is a rejected login that is older than
+    /// [`REJECTION_CACHE`].
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));

@@ -258,8 +258,8 @@ pub trait Etcd: Send + Sync {
     /// Enables a downgrade to the previous minor release, such as `3.5`, if etcd accepts it. `None` cancels the
     /// downgrade. Requires etcd 3.6.
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
-    /// Returns the result of a login with the client's credentials, which may be some minutes old. `None` if the client
-    /// has no credentials. A login requires a quorum.
+    /// Returns the result of a login with the client's credentials. The result may be some minutes old. `None` if the
+    /// client has no credentials. A login requires a quorum.
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
     /// Enables authentication. First creates the client's user or sets its password, and grants it the role `root`.
     /// Each step is idempotent.

@@ -49,7 +49,8 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
-    /// The schema of the installed CRD does not contain a field of the object. The API server wrote no field.
+    /// The schema of the installed CRD does not contain a field of the object, so the API server rejected the whole
+    /// object.
     #[error(
         "the installed CRD of {kind} is older than this operator: update the CRD with `helm upgrade` and \
          crds.install=true, or apply the chart's templates/crds.yaml (docs/install.md, Manage the CRDs). The API \

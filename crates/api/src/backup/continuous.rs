@@ -77,7 +77,7 @@ pub struct Continuous {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContinuousStatus {
-    /// Location of all objects of the agent, such as `s3://bucket/etcd/main.continuous/UID/`.
+    /// Location of the objects that the agent writes, such as `s3://bucket/etcd/main.continuous/UID/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
     /// Generation of the spec for which the operator has checked the agent.

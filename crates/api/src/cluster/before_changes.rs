@@ -67,7 +67,7 @@ pub struct BeforeChangeStatus {
     pub cluster_id: String,
     /// Time at which the change began to wait for a backup.
     pub start_time: Time,
-    /// The backup after which the change started. Not set while the change waits, and if a user has waived the backup.
+    /// The backup after which the change started. Not set while the change waits, or if a user has waived the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<LastBackup>,
     /// True if a user has waived the backup.
