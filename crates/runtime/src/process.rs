@@ -60,7 +60,7 @@ pub enum Error {
     #[error("cannot send traces")]
     Traces(#[from] traces::Error),
     /// There is neither an in-cluster configuration nor a kubeconfig.
-    #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
+    #[error("no Kubernetes configuration found: run the operator in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
     /// The Kubernetes client could not be created.
     #[error("cannot create the Kubernetes client")]

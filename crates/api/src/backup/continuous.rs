@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn each_value_outside_of_its_limits_is_reported() {
+    fn continuous_backup_values_outside_of_limits_are_reported() {
         for (text, field) in [
             (r#"{"flushInterval":"99ms"}"#, "p.flushInterval"),
             (r#"{"flushInterval":"61s"}"#, "p.flushInterval"),

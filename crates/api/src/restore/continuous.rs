@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_point_must_be_exactly_one() {
+    fn exactly_one_restore_point_must_be_set() {
         let time = "2026-11-28T01:02:03.456789Z";
         for valid in [
             json!({ "time": time }),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_exclude_restore_point_are_reported() {
+    fn fields_not_possible_with_continuous_restore_are_reported() {
         let at = json!({ "latest": true });
         for (more, field) in [
             (
