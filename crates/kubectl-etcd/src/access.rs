@@ -78,7 +78,7 @@ impl Access {
         }
     }
 
-    /// The name of an object for messages, such as `etcdcluster/main in namespace prod`.
+    /// The name of an object as messages show it, such as `etcdcluster/main in namespace prod`.
     pub fn named<K: Resource<DynamicType = ()>>(&self, name: &str) -> String {
         let kind = K::kind(&()).to_lowercase();
         format!("{kind}/{name} in namespace {}", self.namespace)

@@ -40,7 +40,7 @@ impl Changed {
         note.trim_end_matches('/').to_owned()
     }
 
-    /// The version before the change, with its image if known, for messages.
+    /// The version before the change, with its image if known, as messages show it.
     pub fn before(&self) -> String {
         match &self.image {
             Some(image) => format!("{} (image {image})", self.from),

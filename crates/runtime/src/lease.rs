@@ -1,8 +1,8 @@
 //! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
 //! Lease. A leader that cannot renew its lease stops before another process can take it over.
 //!
-//! A lease is no fencing: two processes may briefly both regard themselves as leader. The preconditions of the
-//! operators' writes make this harmless (invariant 11).
+//! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
+//! The preconditions of the operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
 

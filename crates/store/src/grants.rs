@@ -51,7 +51,7 @@ fn is_plain(path: &str) -> bool {
 /// The grants of one operator: the storage locations that namespaces may use with its cloud identity.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
-    /// Name of the operator for messages, such as `backup operator`.
+    /// Name of the operator as messages show it, such as `backup operator`.
     pub operator: &'static str,
     /// The operator's own namespace, which needs no grant: users who may create pods in it can use the identity anyway.
     pub own: String,
