@@ -87,8 +87,8 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 /// operators can authenticate as the etcd user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
-/// name and key, so a reissued CA stays the same. Generated CAs are identified by the first sixteen digits of their
-/// fingerprint.
+/// name and key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen digits of
+/// their fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
