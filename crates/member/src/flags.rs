@@ -129,8 +129,8 @@ fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The flags in the spec, without flags that the operator sets. Validation rejects those now, but older objects may
-/// contain them.
+/// The flags in the spec, without flags that the operator sets. Validation now rejects such flags, but older objects
+/// may contain them.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
         .spec
@@ -310,7 +310,7 @@ mod tests {
         assert!(!has(&arguments, "--name=other"));
     }
 
-    /// Invariant 23: in every stage of the change to TLS, a member listens at the URL that it advertises.
+    /// Invariant 23: in every stage of a switch of TLS between members, a member listens at the URL that it advertises.
     #[test]
     fn member_listens_at_advertised_url_in_every_tls_stage() {
         let with = |stage: &str, accepts: bool| {

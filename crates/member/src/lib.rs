@@ -108,7 +108,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The stage of the change of peer connections to TLS.
+    /// The stage of the switch of TLS between members.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }
