@@ -120,7 +120,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. Only a removal of all stored backups continues while the EtcdBackup is being deleted.
+    /// Starts a removal. If the EtcdBackup is deleted, a removal by the retention rules is canceled, and a removal of
+    /// all stored backups continues.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let owner = (owner_of(backup), uid.as_str());

@@ -1,5 +1,5 @@
-//! Schedules with mistakes of users. The operator evaluates the schedules of all tenants, so an invalid schedule must
-//! be rejected quickly.
+//! Schedules and retention policies with mistakes of users. The operator evaluates the policies of all tenants, so an
+//! invalid policy must be rejected quickly.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]

@@ -85,7 +85,7 @@ pub struct Missing {
 }
 
 impl Held {
-    /// The content of a store with these gaps, which are in their order.
+    /// The content of a store with these gaps, which are sorted from the oldest to the newest.
     pub(crate) fn new(bases: &[StoredBase], mut gaps: Vec<Missing>) -> Option<Self> {
         let oldest = &bases.first()?.base;
         gaps.reverse();
@@ -123,7 +123,7 @@ impl State {
     }
 }
 
-/// The progress that an agent writes and its process reads.
+/// The progress that an agent updates. Other tasks of its process read it.
 #[derive(Clone, Debug, Default)]
 pub struct Monitor(Arc<Mutex<State>>);
 
@@ -206,7 +206,7 @@ impl Monitor {
         self.state().progress.held = held;
     }
 
-    /// Reports a problem. The report ends when all changes are in the store again.
+    /// Reports a problem. The problem is cleared when all changes are in the store again.
     pub(crate) fn fails(&self, problem: &str) {
         let mut text = problem.to_owned();
         text.truncate(text.floor_char_boundary(MAX_PROBLEM));
@@ -244,7 +244,7 @@ mod tests {
         monitor.stored((BASE_REVISION + 2, 3_100), 10);
         assert_eq!(monitor.read().complete_time, Some(2_000));
         monitor.stored((BASE_REVISION + 4, 3_200), 10);
-        // The revision of the request at 4,000 is not stored yet.
+        // The store does not contain the revision that was requested at 4,000 yet.
         assert_eq!(monitor.read().complete_time, Some(3_000));
         let progress = monitor.read();
         assert_eq!(progress.etcd_revision, Some(BASE_REVISION + 5));

@@ -42,7 +42,8 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // If the EtcdCluster requests no backup, the EtcdBackup may keep the annotation of an earlier request.
+                // If the EtcdCluster requests no backup, the annotation of an earlier request on the EtcdBackup is not
+                // a difference.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec

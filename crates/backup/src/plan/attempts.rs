@@ -21,7 +21,7 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The number of unfinished attempts, including the attempt that this process is about to start or runs.
+/// The number of unfinished attempts, including the attempt that this process runs or is about to start.
 pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
     transfer.recorded_count.unwrap_or(next)

@@ -108,7 +108,7 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     } = &report.progress;
     continuous.revision = *revision;
     continuous.revision_time = revision_time.and_then(time);
-    // A restarted agent does not report this time yet, so the status keeps the last time.
+    // A restarted agent does not report `complete_time` yet, so the status keeps the last known time.
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }

@@ -155,7 +155,7 @@ pub(super) fn replay_changes(
         hashes = report.hashes_compared,
         "replayed the recorded changes"
     );
-    // etcd has not synced its files.
+    // etcd may have run without fsync, so its files are synced here.
     sync_files(data).map_err(|error| volume_trouble("write", data, &error))
 }
 

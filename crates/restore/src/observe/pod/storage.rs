@@ -261,7 +261,7 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Before Kubernetes 1.23, this annotation had another name.
+        // Before Kubernetes 1.23, the annotation with the provisioner had another name.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
         // The scheduler has selected a node, and the provisioner creates the volume. Meanwhile, the status of the pod
