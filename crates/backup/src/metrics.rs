@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn success_time_in_the_future_does_not_postpone_due_time() {
+    fn success_time_more_than_an_hour_in_future_is_ignored() {
         let at = |text: &str| -> Timestamp { text.parse().unwrap() };
         let (created, now) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         let spec = serde_json::json!({
@@ -439,7 +439,7 @@ mod tests {
             serde_json::from_value(serde_json::json!(created)).unwrap();
         for (last, expected) in [
             ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
-            // This time is 59 minutes after `now`. The operator accepts times up to one hour in the future.
+            // This time is 59 minutes after `now`, so it is not ignored.
             ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
             ("2027-01-01T00:00:00Z", created),
         ] {

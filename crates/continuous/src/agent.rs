@@ -92,8 +92,8 @@ pub struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that records through a member of the cluster behind these client URLs. After a failure, it uses
-    /// the next member.
+    /// Creates an agent that records through one member of the cluster that these client URLs name. After a failure,
+    /// the agent uses the next member.
     pub fn new(
         client: &'a EtcdClient,
         endpoints: Vec<String>,

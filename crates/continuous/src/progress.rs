@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn problem_is_truncated_and_ends_when_all_changes_are_stored() {
+    fn problem_is_truncated_and_cleared_when_all_changes_are_stored() {
         let monitor = begun();
         monitor.fails(&"x".repeat(1_000));
         assert_eq!(monitor.read().problem.unwrap().len(), MAX_PROBLEM);

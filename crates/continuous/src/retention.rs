@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(store.list("").await.unwrap().len(), 0);
     }
 
-    /// Invariant 13: the object of a base may name any object of the bucket.
+    /// Invariant 13: a forged description of a base may name any object of the bucket.
     #[tokio::test]
     async fn invariant_13_snapshot_outside_of_the_prefix_is_kept() {
         let directory = tempfile::tempdir().unwrap();

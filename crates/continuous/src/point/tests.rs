@@ -132,7 +132,7 @@ async fn two_chains() -> Recorded {
 }
 
 #[tokio::test]
-async fn points_are_found_in_newest_chain() {
+async fn points_are_found_in_newest_chain_that_contains_them() {
     let recorded = two_chains().await;
     for revision in 10..30 {
         let base = if revision < 18 { 10 } else { 18 };
@@ -175,7 +175,7 @@ async fn points_outside_of_recorded_history_are_refused() {
 }
 
 #[tokio::test]
-async fn nearest_points_of_gap_are_reported() {
+async fn nearest_points_around_gap_are_reported() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, Some(22)).await;
@@ -208,7 +208,7 @@ async fn nearest_points_of_gap_are_reported() {
 
 /// The agent was stopped, and nothing has changed before the next base.
 #[tokio::test]
-async fn time_between_chains_without_change_is_found() {
+async fn time_between_chains_is_found_if_nothing_changed() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
@@ -223,7 +223,7 @@ async fn time_between_chains_without_change_is_found() {
     assert!(matches!(error, PointError::InGap { .. }));
 }
 
-/// The snapshot of a base takes time. Meanwhile, the old chain continues, and the new chain receives these changes
+/// While the snapshot of a base is taken, the old chain records further changes. The new chain records the same changes
 /// later.
 #[tokio::test]
 async fn later_time_never_has_earlier_revision() {

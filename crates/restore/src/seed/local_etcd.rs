@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_have_ended_do_not_run() {
+    fn ended_process_does_not_count_as_running() {
         let child = Command::new("sleep").arg("60").spawn().unwrap();
         let mut etcd = LocalEtcd {
             child,

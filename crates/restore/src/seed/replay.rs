@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn replay_arguments_go_together() {
+    fn incomplete_replay_arguments_are_rejected() {
         let parse =
             |arguments: &[&str]| Parsed::try_parse_from([&["seed"][..], arguments].concat());
         let all = [

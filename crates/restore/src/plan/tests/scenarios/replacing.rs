@@ -448,7 +448,7 @@ fn seed_loss_after_cutover_fails_restore_with_remedy() {
 }
 
 /// Invariant 9: the seed was created again after a user had stopped the last old members. It joins only with verified
-/// data.
+/// data, or if a user deletes the EtcdRestore.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
