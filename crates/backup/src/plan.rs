@@ -193,7 +193,7 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
 }
 
-/// Plans everything except the verification and the copies.
+/// Plans everything except the verification, the copies and the agent.
 fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {

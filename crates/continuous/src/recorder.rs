@@ -52,7 +52,7 @@ pub enum RecorderError {
     #[error("the last segment does not belong to this base")]
     OtherChain,
     /// The record exceeds the limit of the format.
-    #[error("a record has {size} bytes, and at most {MAX_MESSAGE} are allowed")]
+    #[error("a record has {size} bytes, but at most {MAX_MESSAGE} are allowed")]
     TooLarge {
         /// Number of bytes.
         size: usize,

@@ -171,7 +171,7 @@ fn judge(continuous: &ContinuousStatus, problem: Option<&str>) -> Finding {
         (None, None) => finding(ConditionStatus::Unknown, Reason::Pending, FIRST),
         (_, problem) => {
             let problem = problem.unwrap_or("the agent reports no problem; read its log");
-            let message = format!("changes of more than {MAX_LAG} s are not stored yet: {problem}");
+            let message = format!("changes older than {MAX_LAG} s are not stored yet: {problem}");
             finding(ConditionStatus::False, Reason::RecordingDelayed, &message)
         }
     }

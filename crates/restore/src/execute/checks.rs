@@ -47,9 +47,9 @@ pub(super) async fn confirm(
     }
 }
 
-/// True if the EtcdRestore is unchanged since the observation. Otherwise another operator process may have completed
-/// the restore, and a user may have deleted the EtcdCluster. This process would then create the EtcdCluster again,
-/// with a lock that no reconcile removes.
+/// True if the EtcdRestore is unchanged since the observation. If it has changed, another operator process may have
+/// completed the restore, and a user may have deleted the EtcdCluster. A new EtcdCluster would then have a lock that no
+/// reconcile removes.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());

@@ -208,7 +208,7 @@ fn finalizer_is_removed_from_rejected_restore() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // If the failure is recorded first, the finalizer is removed afterwards.
+    // If the status reports the rejection first, the finalizer is removed afterwards.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
