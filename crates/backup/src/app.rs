@@ -131,7 +131,7 @@ impl Settings {
     }
 }
 
-/// The limits for an operator that manages several namespaces: one namespace uses at most half of the slots.
+/// Limits each namespace to half of the slots if the operator manages several namespaces.
 fn in_scope(limits: Limits, scope: &Scope) -> Limits {
     let per_namespace = if scope.is_shared() {
         limits.concurrent / 2
@@ -145,7 +145,7 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 }
 
 /// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
-/// object in the store.
+/// incomplete object in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;

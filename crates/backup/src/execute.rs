@@ -338,8 +338,8 @@ pub(crate) async fn report(
 }
 
 /// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). If the CRD of an
-/// earlier release rejects the status, the function retries without `unfinishedAttempts` and the fields for the
-/// columns of `kubectl get`.
+/// earlier release rejects the status, the function retries without `unfinishedAttempts`, `continuous` and the fields
+/// for the columns of `kubectl get`.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,

@@ -198,7 +198,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     values
 }
 
-/// The values about the copies of an EtcdBackup. None without `spec.copyTo`.
+/// The values about the copies of an EtcdBackup. Each value is `None` without `spec.copyTo`.
 fn copy_values(backup: &EtcdBackup) -> Values {
     let status = backup.status.as_ref();
     let records = status.map_or(&[][..], |status| status.copies.as_slice());
@@ -262,8 +262,8 @@ fn verification_values(backup: &EtcdBackup) -> Values {
 
 /// The time of the first scheduled run after the newest backup. `None` without a valid schedule.
 ///
-/// A backup whose recorded time is in the future does not count, because a wrong clock has recorded it. Otherwise the
-/// alert about missing backups would wait until that time.
+/// A backup whose recorded time is more than an hour in the future does not count, because a wrong clock has recorded
+/// this time. Otherwise the alert about missing backups would wait until that time.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;

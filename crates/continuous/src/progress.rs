@@ -139,7 +139,8 @@ impl Monitor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports the start of a chain at this revision. The base has this number of segments and bytes in the store.
+    /// Reports the start of a chain. `last` is its last revision with the time of this revision, and `stored` the
+    /// number of segments and bytes of the base in the store.
     pub(crate) fn begin(&self, base: &StoredBase, last: (i64, i64), stored: (u64, u64)) {
         let mut state = self.state();
         let base = &base.base;

@@ -132,7 +132,8 @@ impl Recorder {
         self.time
     }
 
-    /// The leases of a transaction that the chain does not contain. Their records must precede the transaction.
+    /// The IDs of the leases that the transaction names, but the chain does not contain. Their records must precede the
+    /// transaction.
     pub fn unknown_leases(&self, transaction: &Transaction) -> BTreeSet<i64> {
         let values = transaction
             .changes

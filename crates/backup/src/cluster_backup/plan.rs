@@ -115,8 +115,7 @@ fn requested(cluster: &EtcdCluster) -> Option<String> {
     waits.then(|| record.start_time.0.to_string())
 }
 
-/// Compares the backups in the status of all EtcdBackups with `status.lastBackup` of the cluster, and returns the
-/// newest.
+/// The newest of these backups: `status.lastBackup` of the cluster, and the backups in the status of its EtcdBackups.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let reported = of_cluster(cluster, backups).filter_map(newest);
     let recorded = cluster
