@@ -207,8 +207,8 @@ impl LocalEtcd {
         let stopped = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let stopped = stopped.map_err(io::Error::from);
         let ended = stopped.and_then(|()| self.child.wait());
-        // etcd ends itself with the same signal, so its exit status contains no information. The caller checks the
-        // revision of the database.
+        // etcd ends itself with the signal that it has received, so its exit status contains no information. The caller
+        // checks the revision of the database.
         ended
             .map(|_| ())
             .map_err(|error| self.failed(&format!("it cannot be stopped: {error}")))
