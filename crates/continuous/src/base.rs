@@ -58,7 +58,7 @@ pub enum BaseError {
     /// The object has a later version of the format.
     #[error("the base has version {0}: use a later release to read it")]
     UnknownVersion(u32),
-    /// The snapshot is not one of the snapshots in the directory of the base.
+    /// The snapshot is not in the directory `snapshots/` next to the base, or its name is not valid.
     #[error(
         "its snapshot is not in the directory snapshots/ of the same prefix, or has no valid name"
     )]
@@ -68,7 +68,7 @@ pub enum BaseError {
 /// A base, with its object in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBase {
-    /// The content.
+    /// The decoded description of the base.
     pub base: Base,
     /// The name of the base's directory.
     pub name: BaseName,
