@@ -77,7 +77,7 @@ impl Load {
         let written = count(&self.counters.acknowledged) - before;
         let failed = count(&self.counters.failed) - failed;
         ensure!(failed == 0, "{failed} writes have failed");
-        #[allow(clippy::cast_precision_loss)] // A rate needs no more than 52 bits.
+        #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
         let rate = written as f64 / seconds;
         Ok((rate, result))
     }

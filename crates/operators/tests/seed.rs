@@ -348,7 +348,7 @@ async fn data_directory_of_another_program_is_kept() {
 }
 
 /// Invariant 9: without a manifest, only the location identifies a backup, so a snapshot from another location is not
-/// reused. The report contains the origin of the data.
+/// reused. `fetch` and `prepare` return the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;

@@ -88,7 +88,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest. Names in another form than v1beta2 are skipped.
+/// The names of the backups of `path` that have a manifest. Names that do not have the format of v1beta2 are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -433,8 +433,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket must contain the new backup, two old backups that retention keeps, and the objects of other
-            // software.
+            // The bucket must contain the new backup with its manifest, two old backups that retention keeps, and the
+            // objects of other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

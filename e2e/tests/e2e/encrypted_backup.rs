@@ -211,8 +211,8 @@ async fn missing_key_is_reported(
     Ok(())
 }
 
-/// Overwrites the backup `new` and its manifest with the backup `by`, like an attacker with write access to the
-/// bucket.
+/// Replaces the backup `new` and its manifest by the backup `by` and its manifest, like an attacker with write access
+/// to the bucket.
 async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     for suffix in ["", ".manifest.json"] {
         let content = bucket.read(&format!("etcd/{by}{suffix}")).await?;

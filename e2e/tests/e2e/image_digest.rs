@@ -1,4 +1,5 @@
-//! `spec.image`: members whose image is pinned by digest, in registries that exist only as names on the nodes.
+//! `spec.image` pins the image of the members by digest. The registries of this test do not exist: the nodes already
+//! have images with these names.
 
 mod full {
     use std::fmt::Write as _;
@@ -126,9 +127,10 @@ mod full {
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// No write of a client with retries fails while the members change their image.
+    /// Changes the registry and the version of a pinned image. No write of a client with retries fails while the
+    /// members change their image.
     #[tokio::test]
-    async fn image_digest() {
+    async fn image_pinned_by_digest_changes_without_failed_writes() {
         cluster_scenario("image_digest", async |sandbox| {
             let (old, new) = sandbox.env.oldest_and_newest_of("3.5")?;
             let (old_digest, new_digest) = (

@@ -301,7 +301,8 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The operator must report the annotation as stale, because it approves the recovery of an earlier loss.
+    // The operator must report the annotation as stale, because the annotation approves the recovery of an earlier
+    // loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {

@@ -42,7 +42,7 @@ enum Part {
     Throughput,
     /// The CPU time and the memory of the agent, and its writes to the store, at given rates.
     Resources,
-    /// The acknowledged writes that are missing in the store if the cluster is lost.
+    /// The recovery point: for how many seconds acknowledged writes are missing in the store if the cluster is lost.
     RecoveryPoint,
 }
 
@@ -97,7 +97,8 @@ struct Resources {
     lag_revisions: Option<i64>,
 }
 
-/// Recovery points in seconds: the time in which etcd acknowledged writes that were not in the store.
+/// Recovery points in seconds. A recovery point is the time between the first and the last acknowledged write that the
+/// store does not have.
 #[derive(Debug, Default, Serialize)]
 struct RecoveryPoint {
     /// At random moments, without a failure.
@@ -258,7 +259,7 @@ async fn resources(
     let after = all.last().context("no statistics")?;
     let most = |figure: fn(&Usage) -> f64| all.iter().map(figure).fold(0.0, f64::max) / 1e6;
     let continuous = field(&object, "/status/continuous");
-    #[allow(clippy::cast_precision_loss)] // The numbers are far below 2^52.
+    #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
     let per_hour = |count: u64| count as f64 * 3600.0 / seconds as f64;
     let measured = Resources {
         requested: rate,
@@ -276,7 +277,7 @@ async fn resources(
     Ok(measured)
 }
 
-/// The first statistics of a new pod, for which the kubelet needs some seconds.
+/// Waits until the kubelet reports statistics for a new pod, which takes some seconds. Returns the statistics.
 async fn first_usage(sandbox: &Sandbox, pod: &Pod) -> Result<Usage> {
     until("the kubelet has statistics", DEADLINE, async || {
         Ok(Poll::Done(usage(sandbox, pod).await?))

@@ -124,8 +124,8 @@ async fn fault(fleet: &Fleet) -> Result<()> {
                 println!("All faults were made. Run `cargo xtask drill reveal`.");
                 return Ok(());
             };
-            // The stopped node and the slow disk of the last fault are repaired here, because the user may have
-            // repaired the cluster without them.
+            // The stopped node and the slow disk of the last fault are repaired here, because the user may have made
+            // the clusters healthy without repairing the node or the disk.
             record.slow = None;
             record.write(&file)?;
             Testbed::of(&fleet.sandbox)?.repair().await?;

@@ -289,7 +289,8 @@ fn each_alert_has_switch_runbook_and_documentation() {
     }
 }
 
-/// The convention of Prometheus: the labels of the series, the metric, and the operations.
+/// The names follow the convention of Prometheus, `LABELS:METRIC:OPERATIONS`: the labels of the series, the metric, and
+/// the operations.
 #[test]
 fn recording_rules_have_conventional_names_and_documentation() {
     let metrics = read(root().join("docs/metrics.md"));

@@ -1,4 +1,5 @@
-//! Checks that the files, headings, metrics, flags and reasons exist that documents and chart name.
+//! Checks the names in the documents and in the chart. The files, headings, metrics, flags and reasons that they name
+//! must exist.
 
 use std::collections::BTreeSet;
 use std::fs;

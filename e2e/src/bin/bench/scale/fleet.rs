@@ -118,7 +118,7 @@ impl Fleet {
         changed.into_iter().map(ready).collect()
     }
 
-    /// Number of clusters with exactly `size` members, all voters of this version.
+    /// Number of clusters with exactly `size` members that are all voters and run this version.
     pub(super) fn complete(&self, size: usize, version: &str) -> usize {
         let state = self.state();
         let complete = |cluster: &&Cluster| cluster.is_complete(size, version);
