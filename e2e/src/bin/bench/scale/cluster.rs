@@ -86,7 +86,10 @@ impl Refusal {
             Self::NotLeader => (9, "etcdserver: not leader"),
             Self::BadTransferee => (9, "etcdserver: bad leader transferee"),
             Self::NotForLearner => (9, "etcdserver: rpc not supported for learner"),
-            Self::Unimplemented => (12, "the simulator of the benchmark does not support this call"),
+            Self::Unimplemented => (
+                12,
+                "the simulator of the benchmark does not support this call",
+            ),
         }
     }
 }
