@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn injected_fault_shows_times_of_alert_and_repair() {
+    fn fault_description_contains_times_of_alert_and_repair() {
         let mut made = record().made.remove(0);
         assert_eq!(
             made.to_string(),

@@ -63,10 +63,10 @@ impl Load {
         })
     }
 
-    /// The number of acknowledged writes per second during this time.
+    /// The number of acknowledged writes per second while `work` runs.
     ///
     /// # Errors
-    /// Fails if a write fails during this time.
+    /// Fails if `work` fails, or if a write fails meanwhile.
     pub async fn rate_during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<(f64, T)> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let before = count(&self.counters.acknowledged);

@@ -54,7 +54,7 @@ async fn first_base(store: &LocalStore, prefix: &str) -> BaseName {
 }
 
 #[tokio::test]
-async fn agent_stores_all_changes_before_it_ends_after_sigterm() {
+async fn agent_stores_all_changes_before_exit_on_sigterm() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let directory = tempfile::tempdir().unwrap();

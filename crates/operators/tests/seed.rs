@@ -507,7 +507,7 @@ async fn seed_result_is_written_to_termination_message() {
 }
 
 #[tokio::test]
-async fn missing_or_failed_restore_tool_is_reported() {
+async fn missing_snapshot_and_failing_restore_tool_are_reported() {
     let world = World::new("3.6").await;
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();

@@ -47,7 +47,7 @@ pub enum Fault {
     DeletePods {
         /// The number of pods.
         count: usize,
-        /// Selects the first of the pods.
+        /// Selects the first of these pods. The other pods follow it in the order of their names.
         pick: usize,
         /// True: the pods have their grace period to stop. False: they are killed.
         graceful: bool,
@@ -56,7 +56,7 @@ pub enum Fault {
     KillContainers {
         /// The number of pods.
         count: usize,
-        /// Selects the first of the pods.
+        /// Selects the first of these pods. The other pods follow it in the order of their names.
         pick: usize,
     },
     /// Deletes the volume of one member together with its pod.

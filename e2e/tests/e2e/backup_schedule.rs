@@ -168,7 +168,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The restarted operator must continue the schedule, although it keeps no state.
+            // The new pod of the operator must continue the schedule.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -354,7 +354,7 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let from = format!("--from=cronjob/{CRON_JOB}");
     sandbox.kubectl(&["create", "job", "run-1", &from]).await?;
     await_jobs(sandbox).await?;
-    // The EtcdBackup has the name of its Job.
+    // The Job `run-1` creates an EtcdBackup with the same name.
     names.push("run-1".to_owned());
     for name in &names {
         await_complete(&backups, name, DEADLINE).await?;

@@ -53,8 +53,8 @@ const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 /// The failpoints of the test in this file, which runs without `--full`.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// If the operator has been idle for this time, the test triggers the write again. Each cluster must also have been
-/// reconciled in this time.
+/// If the operator is idle for this time without a crash, the test triggers the write of the failpoint again. The
+/// operator must also have reconciled each cluster in this time.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// An operator that the test crashes several times.
@@ -275,7 +275,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // Each poll reads the status again, because the restarted operator may still have to update it.
+        // Each poll reads the status again, because the restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();

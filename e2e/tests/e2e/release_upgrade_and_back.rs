@@ -450,8 +450,8 @@ mod previous {
                 sandbox.print_state().await;
             }
             let repaired = step("restore the CRDs", async {
-                // The CRDs are restored even if this test has failed, because other tests need them. After a failure,
-                // the release may be missing.
+                // The CRDs are restored even if this test has failed, because other tests need them. The release may be
+                // missing after a failure, so `helm uninstall` ignores a missing release.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

@@ -300,7 +300,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn abandoned_and_new_cluster_restores_resume_after_crashes() {
+    async fn failing_and_new_cluster_restores_resume_after_crashes() {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;

@@ -211,7 +211,7 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
 /// The kubelet delays the restart of a container whose image ran before, so only few steps return to an earlier
 /// version.
 #[tokio::test]
-async fn version_change_can_be_rolled_back_or_redirected() {
+async fn version_change_can_be_rolled_back_or_replaced() {
     cluster_scenario("versions", async |sandbox| {
         let (patch, old) = sandbox.env.oldest_and_newest_of("3.5")?;
         let new = sandbox.env.newest_of("3.6")?;

@@ -285,7 +285,7 @@ async fn first_usage(sandbox: &Sandbox, pod: &Pod) -> Result<Usage> {
     .await
 }
 
-/// Statistics of a pod during this time.
+/// Reads the statistics of a pod every [`MEMORY_INTERVAL`] for this number of seconds.
 async fn usages(sandbox: &Sandbox, pod: &Pod, seconds: u64) -> Result<Vec<Usage>> {
     let mut all = Vec::new();
     let mut left = Duration::from_secs(seconds);

@@ -116,7 +116,7 @@ fn has_colors(panel: &Json) -> bool {
 }
 
 #[test]
-fn dashboards_have_unique_panels_units_and_variables() {
+fn dashboard_panels_have_units_colors_and_known_variables() {
     let all = dashboards();
     assert_eq!(all.len(), 4, "{FOLDER}");
     let mut identifiers = BTreeSet::new();
