@@ -293,8 +293,8 @@ async fn restarted_seed_keeps_existing_data() {
     // When the pod starts again, the Secret and the backup no longer exist.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The report contains the SHA-256 of the existing data, and not `again.sha256`, so that the operator can compare
-    // the existing data with the recorded backup.
+    // `fetch` returns the SHA-256 of the existing data, and not `again.sha256`, so that the operator can compare the
+    // existing data with the recorded backup.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);

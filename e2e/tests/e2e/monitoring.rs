@@ -275,8 +275,8 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // `survivor` is the current leader and the last in the list, so each transfer has another member than the
-        // current leader as its target.
+        // `survivor` is the current leader. It is the last in the list, so that no transfer has the current leader as
+        // its target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;

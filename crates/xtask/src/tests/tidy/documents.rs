@@ -107,8 +107,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // Code blocks are removed first, because the backticks of their fences would look like inline code, and they
-        // contain no names in backticks.
+        // Code blocks are removed first. They contain no names in backticks, but the backticks of their fences would
+        // look like inline code.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
