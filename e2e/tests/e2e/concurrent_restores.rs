@@ -51,7 +51,7 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
 }
 
 /// Ensures that the EtcdRestore failed because of the other EtcdRestore, with one of the texts `why` in its message.
-/// It must have no finalizer, because it owns nothing.
+/// The failed EtcdRestore must have no finalizer, because it owns nothing.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");

@@ -141,7 +141,8 @@ async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -
     Ok(())
 }
 
-/// The backup pod and the verification pod mount the Secret with the keys.
+/// Makes and verifies an encrypted backup on a PVC. The backup pod and the verification pod mount the Secret with the
+/// keys.
 async fn on_a_pvc(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(BACKUP_PVC).await?;
     let more =

@@ -106,7 +106,7 @@ mod full {
         Ok(())
     }
 
-    /// Sets a digest that does not exist, and rolls it back.
+    /// Sets a digest that does not exist, waits until the rollout stops, and sets the previous image again.
     async fn missing_digest(sandbox: &Sandbox, image: &str, version: &str) -> Result<()> {
         let before = sandbox.await_members("c", 3).await?;
         let missing = format!("{}@sha256:{}", MIRRORS[0], "0".repeat(64));
@@ -115,7 +115,8 @@ mod full {
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// Sets the image of `version` together with another version, and then corrects the version.
+    /// Sets the image of `version` together with another version, waits until the rollout stops, and then corrects the
+    /// version.
     async fn wrong_version(
         sandbox: &Sandbox,
         image: &str,

@@ -148,7 +148,8 @@ impl CrashingOperator<'_> {
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod holds the Lease, so that this process makes the next change.
+    /// Waits until the pod of the newest process holds the Lease, so that this process makes the next change. Also
+    /// returns if the process has crashed.
     async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process is the leader or has crashed",

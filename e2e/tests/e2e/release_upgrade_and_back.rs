@@ -105,7 +105,7 @@ impl Drop for ConditionWatch {
 }
 
 /// Adds each state in which a cluster does not serve to `faults`. A change of a CRD ends the watch, so the function
-/// then starts again. Never returns.
+/// then starts a new watch. Never returns.
 async fn observe(
     clusters: Api<DynamicObject>,
     faults: Arc<Mutex<Vec<String>>>,
