@@ -140,8 +140,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until Prometheus scrapes every member once, with the labels that the alerts need. The PodMonitor of
-    /// `orders` adds the label `team`.
+    /// Waits until Prometheus has exactly one target for each member, with the labels that the alerts need. The
+    /// PodMonitor of `orders` adds the label `team`.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["orders", "carts"] {

@@ -104,7 +104,7 @@ impl Drop for ConditionWatch {
     }
 }
 
-/// Adds each state in which a cluster does not serve to `faults`. A change of a CRD ends the watch, so the function
+/// Adds to `faults` each state in which a cluster does not serve. A change of a CRD ends the watch, so the function
 /// then starts a new watch. Never returns.
 async fn observe(
     clusters: Api<DynamicObject>,
