@@ -137,7 +137,7 @@ fn labels(release: &Release) -> BTreeMap<String, String> {
     .into()
 }
 
-/// The Dockerfile of the bundle's image. The build context is its folder.
+/// The Dockerfile of the bundle's image. The build context is the folder of the Dockerfile.
 fn dockerfile(labels: &BTreeMap<String, String>) -> String {
     let mut lines = String::new();
     for (name, value) in labels {

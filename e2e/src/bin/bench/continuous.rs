@@ -40,9 +40,10 @@ const WRITES: usize = 50;
 enum Part {
     /// The throughput of etcd with and without the agent.
     Throughput,
-    /// The CPU time and the memory of the agent, and its writes to the store, at given rates.
+    /// The CPU time and the memory of the agent, and its writes to the store, at given rates of writes to etcd.
     Resources,
-    /// The recovery point: for how many seconds acknowledged writes are missing in the store if the cluster is lost.
+    /// The recovery point: the time range of the acknowledged writes that the store does not have if the cluster is
+    /// lost.
     RecoveryPoint,
 }
 
@@ -87,7 +88,7 @@ struct Resources {
     requested: u32,
     reached: f64,
     cores: f64,
-    /// The largest measured values.
+    /// The largest measured values of the memory.
     resident_megabytes: f64,
     working_set_megabytes: f64,
     segments_per_hour: f64,
@@ -199,7 +200,8 @@ async fn compact(sandbox: &Sandbox) -> Result<()> {
     keys.compact(keys.revision().await?).await
 }
 
-/// One round. The order of the two measurements alternates, so that a trend of the machine affects both.
+/// One round. The order of the two measurements alternates, so that a gradual change of the machine's speed affects
+/// both.
 async fn throughput(
     sandbox: &Sandbox,
     bucket: &Bucket,
