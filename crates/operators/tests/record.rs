@@ -15,8 +15,8 @@ use tokio::time::sleep;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// Starts the agent as its pod does. Segments are complete only after a minute, so within a test only the end of the
-/// agent completes a segment.
+/// Starts the agent as its pod does. The agent completes a segment only after a minute or when it ends, so within a
+/// test only its end completes a segment.
 fn agent(root: &Path, spool: &Path, endpoint: &str) -> Child {
     let storage = serde_json::json!({ "pvc": { "claimName": "backups", "path": "etcd/main" } });
     let order = RecordOrder {
@@ -54,7 +54,7 @@ async fn first_base(store: &LocalStore, prefix: &str) -> BaseName {
 }
 
 #[tokio::test]
-async fn agent_stores_all_changes_before_it_ends_after_sigterm() {
+async fn agent_stores_all_changes_before_exit_on_sigterm() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let directory = tempfile::tempdir().unwrap();
