@@ -236,8 +236,8 @@ impl Record {
     }
 }
 
-/// For each object with finalizers, a message with the command that removes them. `list` is the output of `kubectl get
-/// -o json` in `namespace`.
+/// For each object with finalizers, a message with the command that removes the finalizers. `list` is the output of
+/// `kubectl get -o json` in `namespace`.
 #[must_use]
 pub fn finalizer_remedies(list: &Value, namespace: &str) -> Vec<String> {
     let remedy = |object: &Value| {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn injected_fault_shows_times_of_alert_and_repair() {
+    fn fault_description_contains_times_of_alert_and_repair() {
         let mut made = record().made.remove(0);
         assert_eq!(
             made.to_string(),

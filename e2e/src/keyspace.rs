@@ -389,7 +389,7 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// Ignores an error of a retry that shows that the first attempt succeeded, although its response was lost.
+/// After a retry, ignores an error that shows that the first attempt succeeded, although its response was lost.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))

@@ -134,8 +134,8 @@ impl Ledger {
         self.acknowledged.len()
     }
 
-    /// The writes with a later revision that were acknowledged before `at`: their number, and the time from the first
-    /// to the last acknowledgment before `at`.
+    /// The writes with a revision greater than `revision` that were acknowledged before `at`: their number, and the
+    /// time from the first of them to the last write that was acknowledged before `at`.
     pub(crate) fn newer_than(&self, revision: i64, at: Instant) -> (usize, Duration) {
         let before = self.times.iter().filter(|(_, time)| *time <= at);
         let last = before.clone().map(|(_, time)| *time).max().unwrap_or(at);

@@ -63,10 +63,10 @@ impl Load {
         })
     }
 
-    /// The number of acknowledged writes per second during this time.
+    /// The number of acknowledged writes per second while `work` runs.
     ///
     /// # Errors
-    /// Fails if a write fails during this time.
+    /// Fails if `work` fails, or if a write fails meanwhile.
     pub async fn rate_during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<(f64, T)> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let before = count(&self.counters.acknowledged);
@@ -77,7 +77,7 @@ impl Load {
         let written = count(&self.counters.acknowledged) - before;
         let failed = count(&self.counters.failed) - failed;
         ensure!(failed == 0, "{failed} writes have failed");
-        #[allow(clippy::cast_precision_loss)] // A rate needs no more than 52 bits.
+        #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
         let rate = written as f64 / seconds;
         Ok((rate, result))
     }

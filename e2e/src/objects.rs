@@ -219,7 +219,7 @@ pub async fn await_complete(
 /// Waits until a cluster has no pods and no persistent volume claims.
 ///
 /// # Errors
-/// Fails if some remain. The error contains their number.
+/// Fails if pods or PVCs remain at the time limit. The error contains their number.
 pub async fn await_no_data(
     client: &kube::Client,
     namespace: &str,

@@ -265,7 +265,7 @@ async fn listen_address(log: &mut Lines<BufReader<ChildStderr>>) -> Result<Strin
     )
 }
 
-/// Writes the list of targets to the file after each change.
+/// Writes the list of targets to the file whenever the list has changed.
 async fn write_targets(pods: Api<Pod>, file: PathBuf) {
     let mut written = Value::Null;
     loop {

@@ -47,7 +47,7 @@ struct Segment {
     digest: String,
 }
 
-/// The revisions of a chain. The chain contains all revisions between them.
+/// The base of a chain and its last revision. The chain contains all revisions between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The revision of the base.
@@ -257,8 +257,8 @@ impl<'a> Recording<'a> {
         .await
     }
 
-    /// The number of writes that are lost if everything fails now, and the time in which they were acknowledged. A
-    /// segment that is stored during the listing counts as stored.
+    /// The writes that would be lost if all members and the agent were lost now: their number, and the time in which
+    /// etcd acknowledged them. A segment that is stored during the listing counts as stored.
     ///
     /// # Errors
     /// Fails if the store does not respond.
@@ -329,7 +329,7 @@ mod tests {
         let keys = [
             key(11, 15, "b0", "s1"),
             key(16, 20, "s1", "s2"),
-            // A gap has no revision.
+            // The segment `s3` contains a gap and no revision, so its last revision precedes its first.
             key(21, 20, "s2", "s3"),
         ];
         let segments: Vec<Segment> = keys.iter().filter_map(|key| segment(key)).collect();

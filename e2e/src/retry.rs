@@ -1,4 +1,4 @@
-//! Retries requests of the tests that fail temporarily, because the API server of a busy machine can answer too late.
+//! Retries requests that fail temporarily, because the API server of a busy machine can answer too late.
 //!
 //! Retries only idempotent requests, and only after errors that do not show whether the request was carried out.
 

@@ -41,7 +41,7 @@ impl<'a> Testbed<'a> {
     /// The testbed of the sandbox.
     ///
     /// # Errors
-    /// Fails if the sandbox is not on the testbed, because faults are not allowed there.
+    /// Fails if the sandbox is on a user's cluster, where faults are not allowed.
     pub fn of(sandbox: &'a Sandbox) -> Result<Self> {
         let xtask = sandbox
             .env

@@ -24,7 +24,8 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 const PREFIX: &str = "written/";
-/// The prefix for a health-aware client, so that it can run at the same time as another client.
+/// The prefix of the keys of a health-aware client. Other clients have another prefix, so both can run at the same
+/// time.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
@@ -203,8 +204,8 @@ impl Writer {
         self.with_ledger(Ledger::acknowledged)
     }
 
-    /// The writes with a later revision that were acknowledged before `at`: their number, and the time from the first
-    /// to the last acknowledgment before `at`.
+    /// The writes with a revision greater than `revision` that were acknowledged before `at`: their number, and the
+    /// time from the first of them to the last write that was acknowledged before `at`.
     #[must_use]
     pub fn newer_than(&self, revision: i64, at: Instant) -> (usize, Duration) {
         self.with_ledger(|ledger| ledger.newer_than(revision, at))

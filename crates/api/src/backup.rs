@@ -189,9 +189,9 @@ text_enum! {
     "spec.ttlSecondsAfterFinished would end the recording of spec.continuous: remove one of them"
 ))]
 pub struct EtcdBackupSpec {
-    /// Client URLs of the cluster to back up. One endpoint that responds is enough. If this namespace is not the
-    /// operator's namespace, an administrator must grant endpoints that do not belong to an EtcdCluster of this
-    /// namespace.
+    /// Client URLs of the cluster to back up. One endpoint that responds is enough. An EtcdBackup outside of the
+    /// operator's namespace may name endpoints of an EtcdCluster in its own namespace. An administrator must grant all
+    /// other endpoints.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -215,8 +215,8 @@ pub struct EtcdBackupSpec {
     )]
     #[schemars(schema_with = "optional_object_name")]
     pub client_tls_secret: Option<String>,
-    /// Name of the Secret with the keys `username` and `password` for `etcdEndpoints`. Endpoints in other namespaces
-    /// must then be https URLs.
+    /// Name of the Secret with the keys `username` and `password` for `etcdEndpoints`. With this Secret, endpoints in
+    /// other namespaces must be https URLs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub auth_secret: Option<String>,
@@ -254,7 +254,8 @@ pub struct EtcdBackupSpec {
     /// restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
-    /// Record all changes of the cluster with an agent in a pod. An EtcdRestore cannot use the records yet.
+    /// Continuous backup: an agent in a pod records all changes of the cluster. With `spec.continuous` of an
+    /// EtcdRestore, each recorded revision can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continuous: Option<Box<Continuous>>,
     /// Further stores to which each complete backup is copied, at most three.
@@ -423,8 +424,8 @@ pub struct EtcdBackupStatus {
     /// Progress of the running or the last backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// Number of attempts at the current backup without a result. Counts the running attempt, and attempts that ended
-    /// with the operator's process.
+    /// Number of attempts at the current backup that have no result: the running attempt, and attempts that ended
+    /// because the operator's process ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
     /// The last successful verification.

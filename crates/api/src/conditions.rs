@@ -202,7 +202,7 @@ text_enum! {
         SnapshotUnreadable = "SnapshotUnreadable",
         /// The work exceeded its time limit.
         DeadlineExceeded = "DeadlineExceeded",
-        /// Several attempts ended with the operator's process.
+        /// Several attempts ended because the operator's process ended.
         AttemptsCutOff = "AttemptsCutOff",
         /// The seed of the restore failed. The message contains the cause.
         SeedFailed = "SeedFailed",
@@ -274,8 +274,8 @@ impl Finding {
 /// The maximum length of a message in bytes. Longer messages are truncated.
 pub const MAX_MESSAGE: usize = 32 * 1024;
 
-/// Sets a condition without a change of the order of the list. The transition time changes only with the status.
-/// Returns true if the condition has changed.
+/// Sets a condition, and keeps the order of the list. The transition time changes only with the status. Returns true if
+/// the condition has changed.
 pub fn set(
     conditions: &mut Vec<Condition>,
     finding: &Finding,

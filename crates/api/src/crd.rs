@@ -15,8 +15,8 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     all
 }
 
-/// Sets a default status whose generation never equals that of a spec. Without this, kstatus would consider a new
-/// object ready. With it, tools wait until the operator has written the status.
+/// Sets a default status whose generation never equals that of a spec. kstatus therefore does not consider a new object
+/// ready before the operator has written the status.
 fn default_status(definition: &mut CustomResourceDefinition) {
     for version in &mut definition.spec.versions {
         let schema = version.schema.as_mut();

@@ -29,9 +29,9 @@ pub struct BackupManifest {
     pub cluster_id: String,
     /// Revision of the snapshot, which may be later than the revision at the start of the transfer.
     pub revision: i64,
-    /// Size of the snapshot in bytes, with etcd's hash at its end, before compression and encryption.
+    /// Size in bytes of the snapshot before compression and encryption, including etcd's hash at its end.
     pub size: i64,
-    /// SHA-256 of the snapshot in hexadecimal, with etcd's hash at its end, before compression and encryption.
+    /// SHA-256 of the snapshot before compression and encryption, including etcd's hash at its end, in hexadecimal.
     pub sha256: String,
     /// Hash of all keys at this revision (`HashKV`). A restore compares it with the hash of its keys. `None` for large
     /// databases.
@@ -53,8 +53,8 @@ pub struct BackupManifest {
     /// without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_sha256: Option<String>,
-    /// The store's identifier of the upload, such as an ETag. After a crash, the operator recognizes its own upload by
-    /// it. Nothing else compares it, because a copy of the object has another identifier.
+    /// The store's identifier of the upload, such as an ETag. After a crash, the operator uses it to recognize its own
+    /// upload. No other code compares it, because a copy of the object has another identifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_tag: Option<String>,
     /// Time of the snapshot.

@@ -29,8 +29,8 @@ pub const ROLE_LEARNER: &str = "learner";
 /// Value of [`LABEL_ROLE`] for a drained voter, which is about to stop or is being defragmented. The client Service
 /// does not select this value.
 pub const ROLE_BUSY: &str = "busy";
-/// Pod label with the end of the cluster token, which the client Service selects. Pods of an earlier etcd cluster with
-/// the same name have another token, so they never become endpoints.
+/// Pod label whose value is the end of the cluster token. The client Service selects this value. Pods of an earlier
+/// etcd cluster with the same name have another token, so they never become endpoints.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// Label that no pod has. The client Service selects it until the status has a cluster ID, so that the Service has no
 /// endpoints.
@@ -72,8 +72,8 @@ pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 /// Annotation of an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting it to the cluster
 /// ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation of an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of a CA has the
-/// value at the creation of the CA.
+/// Annotation of an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of each CA
+/// records the value at the time when the operator created the CA.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
 /// Annotation that waives the backup of `spec.backup.beforeChanges` for one change. On an `EtcdCluster`, the value is
 /// [`crate::cluster::backup_waiver`]. On an `EtcdRestore`, the value is `Restore`.
@@ -83,12 +83,12 @@ pub const ANNOTATION_SKIP_BACKUP: &str = "etcd.database.coreos.com/skip-backup";
 pub const ANNOTATION_BACKUP_REQUESTED: &str = "etcd.database.coreos.com/backup-requested";
 /// Pod annotation with a digest of the CAs that etcd trusts. etcd reads CAs only when it starts.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Common name of the operators' generated certificate. No other generated certificate has this name, so that an etcd
-/// user can have it.
+/// Common name of the operators' generated certificate. No other generated certificate has this name, so only the
+/// operators can authenticate as the etcd user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
-/// name and key, so a reissued CA stays the same. Generated CAs are identified by the first sixteen digits of their
-/// fingerprint.
+/// name and key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen digits of
+/// their fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
@@ -212,8 +212,8 @@ pub fn client_authority_secret(cluster: &str) -> String {
     format!("{cluster}-client-ca")
 }
 
-/// The name of a member: the name of the cluster, and a suffix from ten random bytes of the caller. The pod, the PVC
-/// and the Service of the member have the same name.
+/// The name of a member: the name of the cluster, and a suffix from the ten bytes in `random`. The pod, the PVC and the
+/// Service of the member have the same name.
 pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     let suffix =
         random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));

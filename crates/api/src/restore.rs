@@ -174,9 +174,9 @@ pub struct EtcdRestoreSpec {
     /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Restore an exact point from recorded changes, instead of a backup. `backup.name` names the EtcdBackup that has
-    /// recorded the changes. Or the storage block names their directory, which is `status.continuous.location` of the
-    /// EtcdBackup without the last slash.
+    /// Restore of an exact point from recorded changes, instead of a backup. The source is the EtcdBackup in
+    /// `backup.name`, which has recorded the changes, or the directory of the recorded changes in the storage block.
+    /// This directory is `status.continuous.location` of the EtcdBackup without the last slash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continuous: Option<RestoreContinuous>,
     /// Secret with the keys of an encrypted backup. If set, the operator rejects a backup without encryption. With
@@ -358,14 +358,15 @@ pub struct ChosenBackup {
     /// from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Secret with the keys of the backup, which must be encrypted. Not set if the restore expects a backup without
-    /// encryption.
+    /// Secret with the keys of the backup. If set, the restore rejects a backup without encryption. Not set if the
+    /// restore expects a backup without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
     /// The key that encrypts the backup, from the status of the EtcdBackup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
-    /// The point that is restored, with `spec.continuous`. The backup is then the snapshot of the base.
+    /// Set only with `spec.continuous`: the point that is restored. The backup in this status is then the base, which
+    /// is the snapshot before the recorded changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continuous: Option<ChosenPoint>,
     /// Number of revisions that are skipped and marked as compacted. 0 means none.
@@ -447,7 +448,7 @@ impl EtcdRestoreSpec {
 }
 
 impl EtcdRestoreStatus {
-    /// The status without the fields for display. An API server with older CRDs does not store these fields.
+    /// The status without the fields for display, which an API server with older CRDs does not store.
     #[must_use]
     pub fn without_display(&self) -> Self {
         Self {

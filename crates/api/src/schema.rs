@@ -88,7 +88,7 @@ where
         .collect())
 }
 
-/// The text. `None` if it is missing or empty, which means the same as in coreos/etcd-operator.
+/// The text. `None` if it is missing or empty, because coreos/etcd-operator treats an empty text as missing.
 pub(crate) fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }

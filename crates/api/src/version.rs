@@ -81,8 +81,8 @@ impl EtcdVersion {
         self.minor() >= (3, 4)
     }
 
-    /// True if `--max-learners` allows several learners at the same time (since 3.6). The flag has no prefix
-    /// `experimental-` then.
+    /// True if `--max-learners` allows several learners at the same time (since 3.6). In these releases, the flag has
+    /// no prefix `experimental-`.
     pub fn has_max_learners(&self) -> bool {
         self.minor() >= (3, 6)
     }

@@ -129,7 +129,8 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // `parse` rejects a name whose year does not have four digits. Every time from 1970 to 9892 has such a year.
+        // The year in a name must have four digits, otherwise `parse` rejects the name. All years from 1970 to 9892
+        // have four digits.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

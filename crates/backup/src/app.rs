@@ -62,7 +62,7 @@ const COPIES: Limits = Limits {
     timeout: Duration::from_hours(48),
 };
 
-/// The operator, flag and chart value that a message names if an endpoint has no grant.
+/// If an endpoint has no grant, the message names this operator, this flag and this chart value.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
     flag: "--etcd-endpoints",
@@ -76,7 +76,7 @@ pub struct Settings {
     /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     pub ambient_identity: Vec<Grant>,
-    /// Allow a namespace to name an etcd in spec.etcdEndpoints that is none of its EtcdClusters, as in
+    /// Allow a namespace to use an etcd outside of its EtcdClusters in spec.etcdEndpoints, as in
     /// team-a=etcd.example.com. Repeat the flag for more hosts; * means every namespace, *.example.com every name below
     /// it. The port is 2379 by default. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
@@ -85,8 +85,8 @@ pub struct Settings {
     /// directory namespaces/NAMESPACE in it
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
-    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is
-    /// no limit
+    /// Maximum size of all files that a namespace has in the directory for backups. The operator's own namespace has no
+    /// limit. The default is no limit
     #[arg(long, value_name = "BYTES")]
     pub local_quota: Option<u64>,
     /// Maximum size of a snapshot in GiB, from 1 to 110
@@ -98,8 +98,8 @@ pub struct Settings {
     /// Number of concurrent transfers to one store
     #[arg(long, value_name = "NUMBER", default_value = "2")]
     pub max_transfers_per_store: NonZeroUsize,
-    /// Number of concurrent transfers of one namespace. The default is half of --max-transfers if the operator manages
-    /// several namespaces
+    /// Number of concurrent transfers of one namespace. The default is --max-transfers, or half of it if the operator
+    /// manages several namespaces
     #[arg(long, value_name = "NUMBER")]
     pub max_transfers_per_namespace: Option<NonZeroUsize>,
     /// Image of the pods that mount a PersistentVolumeClaim or verify a backup. The default is the operator's own image
@@ -131,7 +131,7 @@ impl Settings {
     }
 }
 
-/// The limits for an operator that manages several namespaces: one namespace uses at most half of the slots.
+/// Limits each namespace to half of the slots if the operator manages several namespaces.
 fn in_scope(limits: Limits, scope: &Scope) -> Limits {
     let per_namespace = if scope.is_shared() {
         limits.concurrent / 2
@@ -145,7 +145,7 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 }
 
 /// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
-/// object in the store.
+/// incomplete object in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;

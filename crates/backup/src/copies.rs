@@ -24,7 +24,7 @@ use crate::workers::{Progress, Worker};
 /// A backup to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupToCopy {
-    /// The part of its name after the path of the store, which is the same in every store.
+    /// The part of the object name after the path of the store. It is the same in every store.
     pub suffix: String,
     /// The SHA-256 of the snapshot in the status; `None` if the operator has found the backup in the store.
     pub sha256: Option<String>,
@@ -41,7 +41,7 @@ pub enum CopyRules {
         rules: Rules,
         /// The UIDs of the other periodic EtcdBackups that write to the path of the copy. Their backups are kept.
         others: BTreeSet<String>,
-        /// The time with which the ages of backups are computed.
+        /// The current time, from which the ages of backups are computed.
         now: Timestamp,
     },
     /// The rules cannot be applied, for this reason.
@@ -109,8 +109,8 @@ impl Copying {
             key: format!("{}{}", target.key, backup.suffix),
         };
         let places = (&place(&self.from), &place(&self.to));
-        // A single backup has no suffix. Its copy replaces an earlier copy at the same path, like the backup in the
-        // first store.
+        // A single backup has no suffix. Its copy always has the same key, so it may replace the copy of an earlier
+        // backup.
         let expected = (backup.sha256.as_deref(), backup.suffix.is_empty());
         Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
     }
@@ -127,8 +127,8 @@ impl Copying {
             return Err(trouble.clone());
         }
         let surplus = self.surplus(newest, older).await?;
-        // A backup that cannot be copied does not block the other copies and the retention. Retention only deletes
-        // copies, so a missing copy makes it keep more copies, and never fewer.
+        // A failed copy of an older backup does not prevent the other copies and the retention. Retention stays safe:
+        // if a copy is missing, the rules keep other copies instead.
         let mut failed = None;
         for backup in older {
             // An older backup is not copied if the retention rules would delete its copy at once.

@@ -120,7 +120,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. Only a removal of all stored backups continues while the EtcdBackup is being deleted.
+    /// Starts a removal. If the EtcdBackup is deleted, a removal by the retention rules is canceled, and a removal of
+    /// all stored backups continues.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let owner = (owner_of(backup), uid.as_str());
@@ -337,8 +338,8 @@ pub(crate) async fn report(
 }
 
 /// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). If the CRD of an
-/// earlier release rejects the status, the function retries without `unfinishedAttempts` and the fields for the
-/// columns of `kubectl get`.
+/// earlier release rejects the status, the function retries without `unfinishedAttempts`, `continuous` and the fields
+/// for the columns of `kubectl get`.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,

@@ -198,7 +198,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     values
 }
 
-/// The values about the copies of an EtcdBackup. None without `spec.copyTo`.
+/// The values about the copies of an EtcdBackup. Each value is `None` without `spec.copyTo`.
 fn copy_values(backup: &EtcdBackup) -> Values {
     let status = backup.status.as_ref();
     let records = status.map_or(&[][..], |status| status.copies.as_slice());
@@ -262,8 +262,8 @@ fn verification_values(backup: &EtcdBackup) -> Values {
 
 /// The time of the first scheduled run after the newest backup. `None` without a valid schedule.
 ///
-/// A backup whose recorded time is in the future does not count, because a wrong clock has recorded it. Otherwise the
-/// alert about missing backups would wait until that time.
+/// A backup whose recorded time is more than an hour in the future does not count, because a wrong clock has recorded
+/// this time. Otherwise the alert about missing backups would wait until that time.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn success_time_in_the_future_does_not_postpone_due_time() {
+    fn success_time_more_than_an_hour_in_future_is_ignored() {
         let at = |text: &str| -> Timestamp { text.parse().unwrap() };
         let (created, now) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         let spec = serde_json::json!({
@@ -439,7 +439,7 @@ mod tests {
             serde_json::from_value(serde_json::json!(created)).unwrap();
         for (last, expected) in [
             ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
-            // This time is 59 minutes after `now`. The operator accepts times up to one hour in the future.
+            // This time is 59 minutes after `now`, so it is not ignored.
             ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
             ("2027-01-01T00:00:00Z", created),
         ] {

@@ -193,7 +193,7 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
 }
 
-/// Plans everything except the verification and the copies.
+/// Plans everything except the verification, the copies and the agent.
 fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {
@@ -282,7 +282,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // The next reconcile starts at the deadline of the backup at the latest.
+    // The next reconcile starts no later than the deadline of the backup.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }

@@ -116,8 +116,8 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first. The store contains the complete backup `verified`, and all returned
-/// backups are older than it (invariant 9).
+/// The backups that may be deleted, oldest first. All of them are older than `verified`, which the caller has found
+/// complete in the store (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,

@@ -294,7 +294,7 @@ pub struct CopyInputs {
     pub work: WorkState<Copied>,
     /// The worker of this process that removes the copies of an EtcdBackup that is being deleted.
     pub removal: WorkState<RemovalResult>,
-    /// Whether observe has opened the stores, or why it could not. `None` if the plan does not need the stores.
+    /// The result of opening both stores. `None` if the plan does not need the stores.
     pub opened: Option<Result<(), Trouble>>,
     /// What the retention rules need, or why it is unknown. `None` if the copy has no retention rules.
     pub retention: Option<Result<CopyRetention, Trouble>>,

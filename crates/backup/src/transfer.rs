@@ -251,7 +251,7 @@ impl Transfer {
     }
 
     /// The key of the object. If another EtcdBackup with the same path has started in the same second, the revision in
-    /// the key is lowered by one. The snapshot contains the lower revision too.
+    /// the key is lowered until the key is free. The snapshot contains the lower revision too.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
         /// Maximum number of EtcdBackups with the same path that can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;

@@ -397,7 +397,7 @@ async fn failed_older_copy_blocks_neither_other_copies_nor_retention() {
 }
 
 #[tokio::test]
-async fn copy_of_other_etcdbackup_is_not_replaced() {
+async fn copy_of_other_etcdbackup_is_replaced_only_by_single_backup() {
     let ((_first, from), (_second, to)) = (local(), local());
     let object = content(1000);
     let ours = manifest(&object);

@@ -1,5 +1,5 @@
-//! Schedules with mistakes of users. The operator evaluates the schedules of all tenants, so an invalid schedule must
-//! be rejected quickly.
+//! Schedules and backup policies with mistakes of users. The operator evaluates the policies of all tenants, so an
+//! invalid policy must be rejected quickly.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_retention_policies_are_rejected_or_evaluated(
+    fn damaged_backup_policies_are_rejected_or_evaluated(
         text in damaged(&[
             &br#"{"backupIntervalInSecond":3600,"maxBackups":5,"timeoutInSecond":600,"startingDeadlineSeconds":60}"#[..],
             &br#"{"schedule":"0 3 * * *","timeZone":"Europe/Berlin","retention":{"keepDaily":7},"maxAge":"72h"}"#[..],

@@ -431,8 +431,8 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     }
 }
 
-/// The operator process may end before it has read the manifest again. The next process must not adopt an object that
-/// another writer has replaced.
+/// The operator process may end before it has checked the stored object and its manifest. The next process must not
+/// adopt an object that another writer has replaced.
 #[tokio::test]
 async fn overwritten_backup_object_is_not_adopted() {
     let snapshot = recorded().await;

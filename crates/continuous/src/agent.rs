@@ -52,8 +52,8 @@ pub struct Settings {
     pub max_age: Duration,
     /// The agent takes a new base when the segments of the last base have reached this number of bytes.
     pub max_bytes: u64,
-    /// The agent keeps each revision that was the newest one at a time in this window. The window ends with the newest
-    /// base.
+    /// The agent keeps every revision that was the newest revision at some time in this window. The window ends with
+    /// the newest base.
     pub window: Duration,
     /// Where segments wait if the store is slow or unavailable. `None`: only in memory.
     pub spool: Option<Spool>,
@@ -74,7 +74,7 @@ pub enum AgentError {
 struct Begun {
     base: StoredBase,
     recorder: Recorder,
-    /// Number of segments and of bytes that the store has.
+    /// Number and bytes of the segments of the base in the store.
     stored: (u64, u64),
 }
 
@@ -94,8 +94,8 @@ pub struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that records through a member of the cluster behind these client URLs. After a failure, it uses
-    /// the next member.
+    /// Creates an agent that records through one member of the cluster that these client URLs name. After a failure,
+    /// the agent uses the next member.
     pub fn new(
         client: &'a EtcdClient,
         endpoints: Vec<String>,
@@ -331,8 +331,8 @@ impl<'a> Agent<'a> {
                 if is_last {
                     pending::<()>().await;
                 }
-                // A failure does not end the capture. Otherwise the agent would read no changes until the store has all
-                // segments, and would not use the spool.
+                // A failed attempt to take the next base does not end the capture. Otherwise the agent would read no
+                // changes until the store has all segments, and would not use the spool.
                 loop {
                     self.until_renewal(renew_at, not_before).await;
                     let member = self.member().await;
@@ -363,7 +363,7 @@ impl<'a> Agent<'a> {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
                     if reason == GapReason::RevisionReset {
                         self.monitor.resets();
-                        // The base may be older than the restored data.
+                        // `next` may be older than the restored data, so a new base is taken.
                         next = None;
                     }
                     return match next {
@@ -442,7 +442,8 @@ async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
     loop {
         for endpoint in &endpoints {
             let time = now_micros();
-            // A member without a leader, or a learner, can be far behind. Its old revision would count as complete.
+            // A learner, or a member without a leader, can be far behind. With its old revision, the agent would report
+            // too early that all changes are in the store.
             if let Ok(status) = client.status(endpoint).await
                 && !status.is_learner
                 && status.leader.is_some()

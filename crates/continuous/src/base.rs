@@ -85,7 +85,7 @@ pub enum BaseError {
     /// The snapshot has an unknown encryption.
     #[error("the base is encrypted with the format {0:?}: use a later release to read it")]
     UnknownEncryption(String),
-    /// The snapshot is not one of the snapshots in the directory of the base.
+    /// The snapshot is not in the directory `snapshots/` next to the base, or its name is not valid.
     #[error(
         "its snapshot is not in the directory snapshots/ of the same prefix, or has no valid name"
     )]
@@ -95,7 +95,7 @@ pub enum BaseError {
 /// A base, with its object in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBase {
-    /// The content.
+    /// The decoded description of the base.
     pub base: Base,
     /// The name of the base's directory.
     pub name: BaseName,

@@ -23,7 +23,7 @@ pub enum SegmentError {
         found: u64,
     },
     /// The object is longer than its header states.
-    #[error("the segment has {found} bytes, and its header says {expected}")]
+    #[error("the segment has {found} bytes, but its header records {expected}")]
     TooLong {
         /// Number of bytes that the object must have.
         expected: u64,

@@ -34,7 +34,7 @@ const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 pub struct Spool {
     /// The directory, which only one recorder uses.
     pub directory: PathBuf,
-    /// Maximum size of all segments in bytes. One more segment may follow.
+    /// Maximum size of all segments in the directory, in bytes. The last segment may exceed it.
     pub limit: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Outbox<'a> {
     /// Number of bytes in memory and in the directory.
     memory: u64,
     spooled: u64,
-    /// The directory rejected a segment. It is used again when the outbox is empty.
+    /// True if a write to the directory has failed. The directory is used again when the outbox is empty.
     is_spool_broken: bool,
     /// The upload of the first segment.
     upload: Option<BoxFuture<'a, Result<(), store::Error>>>,

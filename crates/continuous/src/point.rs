@@ -114,8 +114,8 @@ fn texts(faults: &[ChainFault]) -> String {
 /// without encryption. Bases without encryption are then ignored if they are older than the oldest encrypted base: the
 /// recorder has taken them before its encryption was turned on.
 ///
-/// The snapshots of all bases must be under `prefix`. The content of most segments is not read. The copy of the chain
-/// and the replay verify all segments.
+/// The snapshots of all bases must be under `prefix`. The search does not read most segments, because the copy of the
+/// chain and the replay verify all of them later.
 ///
 /// # Errors
 /// Fails if the store fails, or if the stored chains do not prove the state at this point.
@@ -293,7 +293,7 @@ impl Search<'_> {
                 faults.extend(chosen.1.chain.faults);
                 chosen = (previous, older);
             } else {
-                // Segments of the older chain can be missing that contain later revisions than the newer chain.
+                // The older chain may lack segments with later revisions than the newer chain contains.
                 let is_later = |fault: &ChainFault| matches!(fault, ChainFault::Missing { next, .. } if *next > last);
                 faults.extend(older.chain.faults.into_iter().filter(is_later));
             }

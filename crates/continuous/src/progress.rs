@@ -87,7 +87,7 @@ pub struct Missing {
 }
 
 impl Held {
-    /// The content of a store with these gaps, which are in their order.
+    /// The content of a store with these gaps, which are sorted from the oldest to the newest.
     pub(crate) fn new(bases: &[StoredBase], mut gaps: Vec<Missing>) -> Option<Self> {
         let oldest = &bases.first()?.base;
         gaps.reverse();
@@ -125,7 +125,7 @@ impl State {
     }
 }
 
-/// The progress that an agent writes and its process reads.
+/// The progress that an agent updates. Other tasks of its process read it.
 #[derive(Clone, Debug, Default)]
 pub struct Monitor(Arc<Mutex<State>>);
 
@@ -141,7 +141,8 @@ impl Monitor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports the start of a chain at this revision. The base has this number of segments and bytes in the store.
+    /// Reports the start of a chain. `last` is its last revision with the time of this revision, and `stored` the
+    /// number of segments and bytes of the base in the store.
     pub(crate) fn begin(&self, base: &StoredBase, last: (i64, i64), stored: (u64, u64)) {
         let mut state = self.state();
         let base = &base.base;
@@ -208,7 +209,7 @@ impl Monitor {
         self.state().progress.held = held;
     }
 
-    /// Reports a problem. The report ends when all changes are in the store again.
+    /// Reports a problem. The problem is cleared when all changes are in the store again.
     pub(crate) fn fails(&self, problem: &str) {
         self.state().progress.problem = Some(limited(problem));
     }
@@ -255,7 +256,7 @@ mod tests {
         monitor.stored((BASE_REVISION + 2, 3_100), 10);
         assert_eq!(monitor.read().complete_time, Some(2_000));
         monitor.stored((BASE_REVISION + 4, 3_200), 10);
-        // The revision of the request at 4,000 is not stored yet.
+        // The store does not contain the revision that was requested at 4,000 yet.
         assert_eq!(monitor.read().complete_time, Some(3_000));
         let progress = monitor.read();
         assert_eq!(progress.etcd_revision, Some(BASE_REVISION + 5));
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn problem_is_truncated_and_ends_when_all_changes_are_stored() {
+    fn problem_is_truncated_and_cleared_when_all_changes_are_stored() {
         let monitor = begun();
         monitor.fails(&"x".repeat(1_000));
         assert_eq!(monitor.read().problem.unwrap().len(), MAX_PROBLEM);

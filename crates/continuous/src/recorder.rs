@@ -52,7 +52,7 @@ pub enum RecorderError {
     #[error("the last segment does not belong to this base")]
     OtherChain,
     /// The record exceeds the limit of the format.
-    #[error("a record has {size} bytes, and at most {MAX_MESSAGE} are allowed")]
+    #[error("a record has {size} bytes, but at most {MAX_MESSAGE} are allowed")]
     TooLarge {
         /// Number of bytes.
         size: usize,
@@ -132,7 +132,8 @@ impl Recorder {
         self.time
     }
 
-    /// The leases of a transaction that the chain does not contain. Their records must precede the transaction.
+    /// The IDs of the leases that the transaction names, but the chain does not contain. Their records must precede the
+    /// transaction.
     pub fn unknown_leases(&self, transaction: &Transaction) -> BTreeSet<i64> {
         let values = transaction
             .changes

@@ -103,7 +103,7 @@ pub enum ReplayError {
     },
     /// The target's hash differs from the recorded hash.
     #[error(
-        "the hash of all keys at revision {revision} is {found:?}, and {expected:?} is recorded"
+        "the hash of all keys at revision {revision} is {found:?}, but {expected:?} is recorded"
     )]
     HashDiffers {
         /// The revision of the hash.

@@ -33,8 +33,8 @@ fn surplus(created: &[i64], window: Duration) -> usize {
 
 /// The gaps between the chains of consecutive bases. `last` contains the last revision of each chain except the newest.
 ///
-/// A base without segments can precede the base with which an older chain ends, because the answer to its write was
-/// lost. The older chain then contains the revisions between the two bases.
+/// If the answer to the write of a base was lost, the older chain continued until a later base. The older chain then
+/// contains the revisions between the two bases, so there is no gap.
 fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
     let mut found = Vec::new();
     // The last revision of all chains so far that have the same cluster ID.
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(store.list("").await.unwrap().len(), 0);
     }
 
-    /// Invariant 13: the object of a base may name any object of the bucket.
+    /// Invariant 13: a forged description of a base may name any object of the bucket.
     #[tokio::test]
     async fn invariant_13_snapshot_outside_of_the_prefix_is_kept() {
         let directory = tempfile::tempdir().unwrap();

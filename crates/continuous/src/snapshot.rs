@@ -26,7 +26,7 @@ pub enum TakeError {
     #[error("the snapshot cannot be the base of a chain")]
     Base(#[from] BaseError),
     /// The store has a different number of bytes than the agent has sent.
-    #[error("the store has {stored} bytes of the snapshot, and the agent has sent {sent}")]
+    #[error("the store has {stored} bytes of the snapshot, but the agent has sent {sent}")]
     OtherSize {
         /// Number of bytes in the store.
         stored: u64,

@@ -58,7 +58,7 @@ pub enum ReadError {
         error: BaseError,
     },
     /// The revision or the SHA-256 of the object that describes a base differs from the name of the object.
-    #[error("the name of {key} belongs to another base")]
+    #[error("the object {key} describes another base than its name")]
     OtherBase {
         /// The key of the object.
         key: String,

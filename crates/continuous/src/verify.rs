@@ -48,7 +48,7 @@ pub enum VerifyError {
         found: i64,
     },
     /// Revisions between two segments are missing.
-    #[error("segment {name} follows revision {last}: the segments between them are missing")]
+    #[error("the segments between revision {last} and segment {name} are missing")]
     Missing {
         /// The segment.
         name: SegmentName,
@@ -80,7 +80,7 @@ pub enum VerifyError {
         found: Digest,
     },
     /// The segment follows a gap.
-    #[error("segment {name} follows the end of the chain")]
+    #[error("segment {name} follows a gap, which ends the chain")]
     AfterGap {
         /// The segment.
         name: SegmentName,

@@ -20,10 +20,11 @@ use crate::limits::MAX_ANSWER;
 const HEADER: &str = "token";
 /// The call that issues a token. The channel adds no token to its request, because etcd would reject an expired token.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// The channel does not limit the size of this response, because it is a stream of messages of at most 4 MiB each.
+/// The call that streams a snapshot. The channel does not limit the size of the response, because it is a stream of
+/// messages of at most 4 MiB each.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
-/// The channel does not limit the size of this response, because it is an endless stream. The caller limits each
-/// message.
+/// The watch call. The channel does not limit the size of the response, because it is an endless stream. The caller
+/// limits each message.
 pub(crate) const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The current login token of an etcd client.

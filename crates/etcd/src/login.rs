@@ -87,8 +87,8 @@ struct Suspect {
 }
 
 impl State {
-    /// The login that calls may use. `None` if its number is `stale`, or if etcd rejected it longer than
-    /// [`REJECTION_CACHE`] ago.
+    /// The login that calls may use. `None` if its number is `stale`, or if it is a rejected login that is older than
+    /// [`REJECTION_CACHE`].
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));
@@ -200,8 +200,9 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call with the token of this login. If the caller drops the call before a response, the login becomes
-    /// suspect. If `overtaken` is set, another member has accepted the token, so the login stays valid.
+    /// Watches a call with the token of this login. If the caller drops the call without a response after
+    /// [`MIN_UNANSWERED`], the login becomes suspect. If `overtaken` is set, another member has accepted the token, so
+    /// the login stays valid.
     pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
@@ -236,7 +237,8 @@ impl Session {
         }
     }
 
-    /// Returns the suspect login to the first caller, which replaces the login.
+    /// Returns the number of the suspect login, but only to the first caller, so that only one caller requests a new
+    /// token.
     pub(crate) fn take_suspect(&self) -> Option<u64> {
         self.found().suspect.presented.take()
     }
@@ -450,7 +452,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // Only the text decides, because older etcd releases return some of these errors with the code `Unknown`.
+    // The code compares only the text, because older etcd releases return some of these errors with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

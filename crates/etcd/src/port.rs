@@ -223,10 +223,10 @@ pub trait Etcd: Send + Sync {
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
-    /// Disarms an alarm. Succeeds if the alarm is not raised.
+    /// Disarms an alarm. Succeeds even if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
-    /// if they are already compacted.
+    /// even if they are already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
     /// Appends entries to the Raft log until this member has applied the entry with the index `until`, for about ten
     /// seconds at most. The caller repeats the call until `raft_applied_index` reaches `until`. The entries do not
@@ -258,8 +258,8 @@ pub trait Etcd: Send + Sync {
     /// Enables a downgrade to the previous minor release, such as `3.5`, if etcd accepts it. `None` cancels the
     /// downgrade. Requires etcd 3.6.
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
-    /// Returns the result of a login with the client's credentials, which may be some minutes old. `None` if the client
-    /// has no credentials. A login requires a quorum.
+    /// Returns the result of a login with the client's credentials. The result may be some minutes old. `None` if the
+    /// client has no credentials. A login requires a quorum.
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
     /// Enables authentication. First creates the client's user or sets its password, and grants it the role `root`.
     /// Each step is idempotent.

@@ -150,7 +150,7 @@ async fn member_list_is_readable_during_corrupt_alarm() {
 }
 
 #[tokio::test]
-async fn defragmentation_of_missing_member_fails() {
+async fn defragmentation_of_unreachable_member_fails() {
     let client = EtcdClient::new(Access::default());
     let answer = client.defragment("http://127.0.0.1:1").await;
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");

@@ -78,7 +78,7 @@ impl Access {
         }
     }
 
-    /// The name of an object for messages, such as `etcdcluster/main in namespace prod`.
+    /// The name of an object as messages show it, such as `etcdcluster/main in namespace prod`.
     pub fn named<K: Resource<DynamicType = ()>>(&self, name: &str) -> String {
         let kind = K::kind(&()).to_lowercase();
         format!("{kind}/{name} in namespace {}", self.namespace)
@@ -138,7 +138,7 @@ impl Access {
     /// Reads the EtcdCluster `name`.
     ///
     /// # Errors
-    /// As [`Access::get`].
+    /// Fails like [`Access::get`].
     pub async fn cluster(&self, name: &str) -> Result<EtcdCluster> {
         self.get(name).await
     }
@@ -146,7 +146,7 @@ impl Access {
     /// Lists the pods of a cluster's members, sorted by name.
     ///
     /// # Errors
-    /// As [`Access::list`].
+    /// Fails like [`Access::list`].
     pub async fn pods(&self, cluster: &str) -> Result<Vec<Pod>> {
         let mut pods: Vec<Pod> = self.list(&names::cluster_selector(cluster)).await?;
         pods.sort_by_key(ResourceExt::name_any);
@@ -156,7 +156,7 @@ impl Access {
     /// Lists all EtcdBackups in the command's namespace.
     ///
     /// # Errors
-    /// As [`Access::list`].
+    /// Fails like [`Access::list`].
     pub async fn backups(&self) -> Result<Vec<EtcdBackup>> {
         self.list("").await
     }
@@ -164,7 +164,7 @@ impl Access {
     /// Lists all EtcdRestores in the command's namespace.
     ///
     /// # Errors
-    /// As [`Access::list`].
+    /// Fails like [`Access::list`].
     pub async fn restores(&self) -> Result<Vec<EtcdRestore>> {
         self.list("").await
     }

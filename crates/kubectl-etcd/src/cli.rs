@@ -375,7 +375,7 @@ pub struct LogsArgs {
     /// Show only the log of this member.
     #[arg(long, value_name = "MEMBER", conflicts_with = "operators")]
     pub member: Option<String>,
-    /// Show the log lines of the operators that name the cluster.
+    /// Show the operators' log lines that name the cluster.
     #[arg(long)]
     pub operators: bool,
     /// Follow the logs until you stop the command.

@@ -12,13 +12,13 @@ use crate::text::{Paint, Tone};
 /// Time between two reads of an awaited object.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Enables colors on standard output if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
-/// not `dumb`.
+/// The colors of standard output. They are on if standard output is a terminal, `NO_COLOR` is not set
+/// (https://no-color.org), and `TERM` is not `dumb`.
 pub fn paint() -> Paint {
     Paint(std::io::stdout().is_terminal() && wants_colors())
 }
 
-/// Enables colors on standard error under the conditions of [`paint`].
+/// The colors of standard error, under the same conditions as in [`paint`].
 pub fn paint_errors() -> Paint {
     Paint(std::io::stderr().is_terminal() && wants_colors())
 }

@@ -141,7 +141,8 @@ impl Table {
     }
 }
 
-/// A duration in its largest unit, like the ages of kubectl: `45s`, `12m`, `5h`, `3d`.
+/// A duration in one unit, such as `45s`, `12m`, `5h` or `3d`. A unit is used from two of it on: 90 minutes are `90m`,
+/// and two hours are `2h`.
 pub fn duration(seconds: i64) -> String {
     match seconds.max(0) {
         seconds @ 0..120 => format!("{seconds}s"),

@@ -124,13 +124,32 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
+/// True if etcd of this version knows the flag, which may have a value. Only flags that the operator sets are decided
+/// here; every other flag counts as known. etcd does not start with an unknown flag.
+///
+/// The flags of a pod are immutable, so a pod can run another version only if that version knows all its flags.
+pub fn accepts_flag(version: &EtcdVersion, flag: &str) -> bool {
+    match flag.split('=').next().unwrap_or_default() {
+        // Only the first build of the operator set this flag. Pods now have the variable `ETCD_MAX_LEARNERS`.
+        "--max-learners" => version.has_max_learners(),
+        "--listen-metrics-urls" => has_metrics_listener(version),
+        "--tls-min-version" => version.has_tls_min_version(),
+        "--peer-skip-client-san-verification" => version.has_stable_flag_names(),
+        // etcd 3.6 accepts the earlier name and the later name of this flag.
+        "--experimental-peer-skip-client-san-verification" => {
+            ((3, 4)..=(3, 6)).contains(&version.minor())
+        }
+        _ => true,
+    }
+}
+
 fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     let flags = options.flags().into_iter();
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The flags in the spec, without flags that the operator sets. Validation rejects those now, but older objects may
-/// contain them.
+/// The flags in the spec, without flags that the operator sets. Validation now rejects such flags, but older objects
+/// may contain them.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
         .spec
@@ -310,7 +329,7 @@ mod tests {
         assert!(!has(&arguments, "--name=other"));
     }
 
-    /// Invariant 23: in every stage of the change to TLS, a member listens at the URL that it advertises.
+    /// Invariant 23: in every stage of a switch of TLS between members, a member listens at the URL that it advertises.
     #[test]
     fn member_listens_at_advertised_url_in_every_tls_stage() {
         let with = |stage: &str, accepts: bool| {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn spec_hash_ignores_in_place_changes() {
+    fn spec_hash_ignores_fields_that_need_no_new_pod() {
         let before = spec_hash(&spec("{}"));
         for same in [
             r#"{"size":5}"#,

@@ -3,7 +3,7 @@
 use api::names;
 use k8s_openapi::api::core::v1::Pod;
 
-/// Suffix of the annotation about an image change, if the previous version could not read the data.
+/// The word in the annotation's value that stands for [`Changed::unreadable`].
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.
@@ -13,7 +13,7 @@ pub struct Changed {
     pub from: String,
     /// Number of restarts of the container at the time of the change.
     pub restarts: i32,
-    /// True if the previous version could not read the data either.
+    /// True if etcd of the previous version had already failed to read the data.
     pub unreadable: bool,
     /// The image before the change. `None` if neither the old nor the new image has a digest.
     pub image: Option<String>,
@@ -40,7 +40,7 @@ impl Changed {
         note.trim_end_matches('/').to_owned()
     }
 
-    /// The version before the change, with its image if known, for messages.
+    /// The version before the change, with its image if known, as messages show it.
     pub fn before(&self) -> String {
         match &self.image {
             Some(image) => format!("{} (image {image})", self.from),

@@ -34,7 +34,9 @@ pub use budget::{disruption_budget, quorum};
 pub use difference::{
     Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };
-pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, snapshot_count};
+pub use flags::{
+    MAX_LEARNERS, VARIABLE_MAX_LEARNERS, accepts_flag, etcd_arguments, etcd_option, snapshot_count,
+};
 pub use hash::spec_hash;
 pub use image::{Changed, pull_problem, set_image};
 pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
@@ -108,7 +110,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The stage of the change of peer connections to TLS.
+    /// The stage of the switch of TLS between members.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }

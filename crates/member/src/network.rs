@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_opens_only_client_port_to_clients() {
+    fn network_policy_limits_sources_of_peer_and_client_port() {
         let team = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let policy = built(&json!({ "clients": [team] }));
         let (spec, sources) = (&policy["spec"], |port: i64| {

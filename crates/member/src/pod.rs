@@ -26,8 +26,8 @@ const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// The time that a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
-/// Default time between SIGTERM and SIGKILL in seconds. etcd transfers its leadership in less than a second. A leader
-/// whose successor has ended would wait 7 s, and with connected clients 14 s (ADR 37).
+/// Default time between SIGTERM and SIGKILL in seconds. etcd transfers its leadership in less than a second. Without
+/// SIGKILL, a leader whose successor has ended would wait 7 s, or 14 s with connected clients (ADR 37).
 const GRACE_PERIOD_SECONDS: i64 = 2;
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -185,8 +185,8 @@ fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
 }
 
 /// The variable with which etcd reports `NOT_SERVING` in gRPC health checks during a defragmentation, so that clients
-/// use another member. Since 3.6, this is a feature gate, and before a flag
-/// (`--experimental-stop-grpc-service-on-defrag`, since 3.5.14).
+/// use another member. In etcd 3.6 and later, the setting is a feature gate. In etcd 3.5 (since 3.5.14), it is the flag
+/// `--experimental-stop-grpc-service-on-defrag`.
 ///
 /// The variable is left out if the user sets the flag or the gate, because etcd does not start with two of these
 /// settings (`verifyEnv` in `pkg/flags`).
@@ -323,9 +323,9 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
     }]
 }
 
-/// The tolerations in the spec. If `spec.memberReplacement.after` is longer than five minutes, the pods tolerate a
-/// lost node for this time. Otherwise Kubernetes would evict them after five minutes, and the data in an `emptyDir`
-/// would be lost.
+/// The tolerations in the spec. If `spec.memberReplacement.after` is longer than five minutes, the pods tolerate a lost
+/// node for this time. Without these tolerations, Kubernetes would evict the pods after five minutes, and the data in
+/// an `emptyDir` would be lost.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
     let after = members.spec.replace_after();

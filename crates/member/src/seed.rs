@@ -115,8 +115,8 @@ pub struct Seed<'a> {
     pub version: &'a EtcdVersion,
     /// The source of the snapshot.
     pub source: Source,
-    /// The number by which the restore raises the revision and marks all older revisions as compacted. `None` for no
-    /// change. Requires etcd 3.6.
+    /// If set, the restore raises the revision by this number, and marks all older revisions as compacted. Requires
+    /// etcd 3.6.
     pub bump_revision: Option<u64>,
 }
 
@@ -173,8 +173,8 @@ pub struct DataDirectorySettings {
     pub peer_url: String,
     /// Token of the new cluster.
     pub token: String,
-    /// The number by which the restore raises the revision and marks all older revisions as compacted. `None` for no
-    /// change. Requires etcd 3.6.
+    /// If set, the restore raises the revision by this number, and marks all older revisions as compacted. Requires
+    /// etcd 3.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
     /// The recorded changes that are replayed before etcd serves. `None` for no changes.

@@ -29,7 +29,7 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
 }
 
 /// Removes the endpoints of a Service, so that connections are refused at once. The Services of the first members are
-/// created like this (see [`is_closed`]).
+/// created without endpoints (see [`is_closed`]).
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -43,8 +43,8 @@ pub fn closed(mut service: Service) -> Service {
 }
 
 /// Removes the second peer port from a Service before it is created. The API server counts the creation as another
-/// field manager, so a later apply could not remove the port. The port exists only while peer connections change to
-/// TLS.
+/// field manager, so a later apply could not remove the port. The port exists only while TLS between members is
+/// switched on or off.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -166,7 +166,7 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-/// The ports of a member. The second peer port exists only while peer connections change to TLS.
+/// The ports of a member. The second peer port exists only while TLS between members is switched on or off.
 fn ports(members: &Members<'_>) -> Vec<ServicePort> {
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, number)| match *number {

@@ -178,8 +178,8 @@ fn verify(pod: &VerificationPod<'_>) -> Container {
     }
 }
 
-/// The resources of the container `verify`, which needs few. It has a limit or request wherever the settings have one,
-/// because a ResourceQuota rejects a pod if one of its containers has no limit.
+/// The resources of the container `verify`, which are small. It has a limit or a request for each resource for which
+/// the settings have one, because a ResourceQuota rejects a pod if one of its containers has no limit.
 fn small(settings: &ResourceRequirements) -> ResourceRequirements {
     let like = |given: Option<&BTreeMap<String, Quantity>>, cpu: &str, memory: &str| {
         let amounts = [("cpu", cpu), ("memory", memory)].into_iter();
@@ -285,7 +285,7 @@ mod tests {
 
     /// A ResourceQuota for memory limits rejects a pod with a container that has no memory limit.
     #[test]
-    fn verification_containers_limit_exactly_the_resources_limited_in_settings() {
+    fn verification_containers_limit_same_resources_as_settings() {
         let resources = |settings: Value| {
             let spec = built(&settings)["spec"].clone();
             let fetch = spec["initContainers"][0]["resources"].clone();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_select_limited_emptydir_or_pvc_for_scratch_volume() {
+    fn scratch_volume_is_emptydir_unless_settings_have_pvc() {
         let volume = |settings: Value| built(&settings)["spec"]["volumes"][0].clone();
         assert_eq!(volume(json!({}))["emptyDir"], json!({}));
         let limited = volume(json!({ "scratch": { "sizeLimit": "8Gi" } }));

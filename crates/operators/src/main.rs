@@ -1,6 +1,6 @@
-//! The program of all three operators. The name under which it is started selects the operator: `etcd-operator`,
-//! `etcd-backup-operator` or `etcd-restore-operator`. The image contains the program once, and links with the other
-//! names.
+//! The program of all three operators. Its file name selects the operator that it runs: `etcd-operator`,
+//! `etcd-backup-operator` or `etcd-restore-operator`. The image contains one copy of the program, and two symbolic
+//! links with the other names.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -20,8 +20,8 @@ const DEADLINE: Duration = Duration::from_mins(1);
 /// A mounted Secret, and the name of its entry for new objects.
 type Mounted<'a> = (&'a Path, &'a str);
 
-/// Starts the agent as its pod does. Segments are complete only after a minute, so within a test only the end of the
-/// agent completes a segment.
+/// Starts the agent as its pod does. The agent completes a segment only after a minute or when it ends, so within a
+/// test only its end completes a segment.
 fn agent(root: &Path, spool: &Path, endpoint: &str, keys: Option<Mounted<'_>>) -> Child {
     let encryption = keys.map(|(_, key)| Encryption {
         secret: "keys".to_owned(),
@@ -111,7 +111,7 @@ impl Directories {
 }
 
 #[tokio::test]
-async fn agent_stores_all_changes_before_it_ends_after_sigterm() {
+async fn agent_stores_all_changes_before_exit_on_sigterm() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let directories = Directories::new();

@@ -293,8 +293,8 @@ async fn restarted_seed_keeps_existing_data() {
     // When the pod starts again, the Secret and the backup no longer exist.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The report contains the SHA-256 of the existing data, and not `again.sha256`, so that the operator can compare
-    // the existing data with the recorded backup.
+    // `fetch` returns the SHA-256 of the existing data, and not `again.sha256`, so that the operator can compare the
+    // existing data with the recorded backup.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -348,7 +348,7 @@ async fn data_directory_of_another_program_is_kept() {
 }
 
 /// Invariant 9: without a manifest, only the location identifies a backup, so a snapshot from another location is not
-/// reused. The report contains the origin of the data.
+/// reused. `fetch` and `prepare` return the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
@@ -507,7 +507,7 @@ async fn seed_result_is_written_to_termination_message() {
 }
 
 #[tokio::test]
-async fn missing_or_failed_restore_tool_is_reported() {
+async fn missing_snapshot_and_failing_restore_tool_are_reported() {
     let world = World::new("3.6").await;
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();

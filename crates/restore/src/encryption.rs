@@ -57,7 +57,7 @@ pub(crate) fn by_name(
         // a replaced backup.
         (None, _) if is_described => Ok(None),
         // Retention found this backup in the store, and recorded neither its SHA-256 nor its key. The backup may be
-        // encrypted, so the Secret of the EtcdBackup is used.
+        // encrypted, so the Secret of the EtcdBackup is used, if its spec names one.
         (None, of_backup) => Ok(of_backup),
     }
 }
@@ -259,7 +259,7 @@ mod tests {
         let plain = json!({ "location": "s3://b/k", "sha256": "AB" });
         let found_in_store = json!({ "location": "s3://b/k" });
         for (secret, stored, expected) in [
-            // The EtcdBackup has made this backup before `spec.encryption` was set.
+            // The backup `plain` was made before `spec.encryption` of the EtcdBackup was set.
             (Some("keys"), &plain, None),
             (None, &plain, None),
             (Some("keys"), &stored(ID), Some("keys")),
@@ -269,7 +269,7 @@ mod tests {
             let chosen = chosen_by_name(secret, stored).unwrap();
             assert_eq!(choice::encryption_secret(&chosen), expected, "{stored}");
         }
-        // The EtcdBackup has made this backup before `spec.encryption` was removed.
+        // This backup was made before `spec.encryption` of the EtcdBackup was removed.
         let trouble = chosen_by_name(None, &stored(ID)).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         for part in [ID, "EtcdBackup nightly", "set spec.encryption.secret of"] {

@@ -11,8 +11,7 @@ pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The name of the target EtcdCluster. After the start of the restore, this is the recorded name, and before it the
-/// name in the spec.
+/// The name of the target EtcdCluster: the name in the spec, or the recorded name after the start of the restore.
 pub fn target(restore: &EtcdRestore) -> &str {
     let seed = restore
         .status

@@ -62,7 +62,7 @@ pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
 pub struct Snapshot {
     /// The target EtcdCluster.
     pub cluster: Cluster,
-    /// The result of the check of the backup, which ends when the cluster is created or locked.
+    /// The result of the check of the backup. The backup is checked until the cluster is created or locked.
     pub source: Source,
     /// The backup that must be recorded. `None` if it is recorded, or if no backup was found.
     pub found: Option<ChosenBackup>,

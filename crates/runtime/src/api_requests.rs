@@ -74,7 +74,7 @@ impl ApiRequests {
         );
     }
 
-    /// Creates one series of each metric, because Prometheus exports no metric without a series. For tests.
+    /// Creates one time series of each metric, because a metric without a time series is not exported. For tests.
     #[cfg(test)]
     pub(crate) fn fill(&self) {
         let labels = labels(&Method::GET, "/api/v1/pods", None);

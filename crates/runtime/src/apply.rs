@@ -49,11 +49,12 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
-    /// The schema of the installed CRD does not contain a field of the object. The API server wrote no field.
+    /// The schema of the installed CRD does not contain a field of the object, so the API server rejected the whole
+    /// object.
     #[error(
-        "the installed CRD of {kind} is older than this operator: update the CRD (docs/install.md, \
-         Manage the CRDs: `helm upgrade` of the release with crds.install=true, or apply the chart's \
-         templates/crds.yaml); the API server reports: {message}"
+        "the installed CRD of {kind} is older than this operator: update the CRD with `helm upgrade` and \
+         crds.install=true, or apply the chart's templates/crds.yaml (docs/install.md, Manage the CRDs). The API \
+         server reports: {message}"
     )]
     Definition {
         /// The kind of the object that the outdated CRD defines.
@@ -177,7 +178,8 @@ pub enum Written {
     Same,
 }
 
-/// Applies the whole object with server-side apply. Does not change fields of other managers.
+/// Applies the whole object with server-side apply. Takes over the fields of the object from other managers, and
+/// changes no other fields.
 ///
 /// # Errors
 /// Fails if the API server rejects the object or cannot be reached.
@@ -277,7 +279,7 @@ where
 }
 
 /// Applies the status subresource as `manager`, unless `current` equals `desired`. Removes fields that this manager
-/// applied before and now omits. Does not change fields of other managers.
+/// applied before and now omits. Takes over the fields in `desired` from other managers, and changes no other fields.
 ///
 /// Use this function only for fields that each reconcile writes again: on the status subresource, the API server
 /// ignores the UID, so the status can reach a new object of the same name. For fields that later reconciles depend on,

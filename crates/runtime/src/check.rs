@@ -12,7 +12,8 @@ use tracing::{error, info};
 
 use crate::client::sending_once;
 
-/// Time limit of the command. A new Service has no endpoints until the kube-proxies have observed its pods.
+/// Time limit of the command. The command retries until then, because connections to a new Service fail until the
+/// kube-proxies have observed its endpoints.
 const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 

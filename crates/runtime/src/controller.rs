@@ -231,8 +231,8 @@ impl<R: Reconcile> Driver<R> {
         result.map(|_: Done| None)
     }
 
-    /// Requests the next reconcile of the object after the pause. If there is no pause, only a change of the object
-    /// triggers it.
+    /// Requests the next reconcile of the object after the pause. Without a pause (`None`), only a change of the object
+    /// triggers the next reconcile.
     fn requeue(&self, object: &ObjectRef<Guarded<R::Object>>, pause: Option<Duration>) -> Action {
         let Some(pause) = pause else {
             return Action::await_change();

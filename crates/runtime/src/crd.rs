@@ -1,7 +1,7 @@
 //! The operator's own CRD. The operator creates or updates the CRD if RBAC allows it. Otherwise it waits for the CRD,
 //! and reports a missing or outdated CRD.
 //!
-//! A CRD with the schemas of Kubernetes types takes megabytes of memory, so the operator builds the object only for a
+//! A CRD with the schemas of Kubernetes types takes megabytes of memory, so the operator builds its CRD only for a
 //! comparison or a write, and then drops it.
 
 use std::time::Duration;
@@ -21,8 +21,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
 /// Waits until objects of this kind can be listed. If the scope lists namespaces, one readable namespace is enough,
-/// because a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, it builds the
-/// CRD that the operator first creates or updates.
+/// because a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, this function
+/// first creates or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,

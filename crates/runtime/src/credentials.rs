@@ -373,7 +373,7 @@ mod tests {
 
     /// Invariant 21: no password that may be valid in etcd is dropped from the operator's Secret.
     #[test]
-    fn invariant_21_record_keeps_every_password_that_may_be_valid() {
+    fn invariant_21_operator_secret_keeps_every_password_that_may_be_valid() {
         let changing = auth("c", &["b", "a"]);
         assert_eq!(changing.record(), Record::Others);
         let (_, passwords) = changing.to_record(true).unwrap();

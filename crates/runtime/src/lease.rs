@@ -1,8 +1,8 @@
 //! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
 //! Lease. A leader that cannot renew its lease stops before another process can take it over.
 //!
-//! A lease is no fencing: two processes may briefly both regard themselves as leader. The preconditions of the
-//! operators' writes make this harmless (invariant 11).
+//! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
+//! The preconditions of the operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
 
@@ -109,7 +109,7 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries to take the lease for one retry interval. Each attempt creates a new `LeaseManager`, because an existing one
+/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing one
 /// reads the Lease again only after the lease that it has read expires.
 async fn attempt(
     client: &Client,

@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// again.
 const DELIVERY: Duration = Duration::from_secs(2);
 
-/// A parse error of an object is reported again after this time without a watch event about the object.
+/// An unchanged parse error is reported again if the watch has delivered no event about the object for this time.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
@@ -48,7 +48,8 @@ pub(crate) struct Marks<K> {
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// The last reported parse error of each object, by UID. An error is reported only if it differs.
+    /// The last reported parse error of each object, by UID. Until [`REPEAT_AFTER`] has passed, only an error with
+    /// another text is reported.
     unreadable: Mutex<Unreadable>,
     /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time since which
     /// it is known.
@@ -93,7 +94,7 @@ where
         }
     }
 
-    /// Invariant 15: reports an object that cannot be parsed with a condition and an Event. Other objects are not
+    /// Invariant 15: reports by a condition and an Event that an object cannot be parsed. Other objects are not
     /// delayed.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
         if !is_new_error(

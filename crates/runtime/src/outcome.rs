@@ -200,7 +200,7 @@ impl Report {
         }
     }
 
-    /// Creates one series of each metric, because Prometheus exports no metric without a series. For tests.
+    /// Creates one time series of each metric, because a metric without a time series is not exported. For tests.
     #[cfg(test)]
     pub(crate) fn fill_metrics(&self) {
         let namespace = String::new();

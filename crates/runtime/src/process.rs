@@ -60,7 +60,7 @@ pub enum Error {
     #[error("cannot send traces")]
     Traces(#[from] traces::Error),
     /// There is neither an in-cluster configuration nor a kubeconfig.
-    #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
+    #[error("no Kubernetes configuration found: run the operator in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
     /// The Kubernetes client could not be created.
     #[error("cannot create the Kubernetes client")]
@@ -194,8 +194,8 @@ fn traces(options: &Common, name: &'static str) -> Result<Option<Traces>, traces
         .transpose()
 }
 
-/// Runs the task of a container that an operator has created, with logs. The result of the task becomes the container's
-/// exit code.
+/// Starts the log, and runs the task of a container that an operator has created. The result of the task becomes the
+/// container's exit code.
 ///
 /// # Errors
 /// Fails if the async runtime cannot be started.

@@ -32,7 +32,7 @@ struct Memory<S> {
 struct LastRead {
     /// The time of the last read, or of the first reconcile if the object was never read.
     at: Instant,
-    /// True if the last reconcile had a step.
+    /// True if the plan of the last reconcile contained a step.
     changing: bool,
 }
 
@@ -86,15 +86,16 @@ impl<S: Clone> SnapshotCache<S> {
         self.memory().last_read(uid, now).at = now;
     }
 
-    /// Records whether a reconcile had a step. After a step, the next reconcile probably has a step or a new status
-    /// too, so it reads the API server at once. After a reconcile without a step, the cache is used again.
+    /// Records whether the plan of a reconcile contains a step. After a step, the next plan probably contains a step
+    /// too, or the status changes, so the next reconcile reads the API server. After a plan without a step, the cache
+    /// is used again.
     pub fn record_step(&self, uid: &str, has_step: bool) {
         if let Some(read) = self.memory().reads.get_mut(uid) {
             read.changing = has_step;
         }
     }
 
-    /// True if the object must be read from the API server, because its last read is too old or its last reconcile had
+    /// True if the object must be read from the API server, because its last read is too old or the last plan contained
     /// a step.
     pub fn needs_read(&self, uid: &str, now: Instant) -> bool {
         let mut memory = self.memory();

@@ -115,7 +115,7 @@ struct Read {
 }
 
 impl Read {
-    /// True until the watch must have delivered every change that this read has seen.
+    /// True as long as the watch may lack a change that this read has seen.
     fn is_recent(&self) -> bool {
         self.at.elapsed() < CAUGHT_UP
     }

@@ -2,8 +2,8 @@
 //! specifies the format, so that other programs can read it.
 //!
 //! HKDF derives the key of each object from a user's key and a random salt. The content is split into chunks with a tag
-//! each. The nonce of a chunk contains the chunk's number, and whether it is the last chunk. Truncated objects, and
-//! moved, repeated, missing or changed chunks, therefore fail.
+//! each. The nonce of a chunk contains the chunk's number, and whether it is the last chunk. Decryption therefore fails
+//! if the object is truncated, or if a chunk is moved, repeated, missing or changed.
 //!
 //! This module returns plaintext only after it has checked the chunk's tag.
 

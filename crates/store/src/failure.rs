@@ -9,7 +9,7 @@ use crate::port::Error;
 /// Maximum number of characters of a store's text in a message.
 const MAX_MESSAGE: usize = 1_000;
 
-/// The bucket and the endpoint for error messages.
+/// The bucket and the endpoint, as error messages show them.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) bucket: String,

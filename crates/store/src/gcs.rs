@@ -48,8 +48,8 @@ impl GcsStore {
         Self::with_package(config, is_googles).await
     }
 
-    /// Like [`GcsStore::new`], but always uses Google's own client for small objects, even with an endpoint of the
-    /// user. For tests.
+    /// Like [`GcsStore::new`], but uses Google's own client for small objects even if the user has set an endpoint. For
+    /// tests.
     ///
     /// # Errors
     /// Fails if the endpoint or the credentials are invalid.

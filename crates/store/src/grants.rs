@@ -51,7 +51,7 @@ fn is_plain(path: &str) -> bool {
 /// The grants of one operator: the storage locations that namespaces may use with its cloud identity.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
-    /// Name of the operator for messages, such as `backup operator`.
+    /// Name of the operator as messages show it, such as `backup operator`.
     pub operator: &'static str,
     /// The operator's own namespace, which needs no grant: users who may create pods in it can use the identity anyway.
     pub own: String,
@@ -90,8 +90,7 @@ impl Grants {
         };
         let wanted = place.map_err(|problem| {
             format!(
-                "spec.{block}.{problem}, but spec.{block}.{secret} is not set: set spec.{block}.{secret}, because \
-                 with this setting the operator does not use its own identity"
+                "spec.{block}.{problem}, so the operator does not use its own identity: set spec.{block}.{secret}"
             )
         })?;
         let granted = is_plain(source.path())

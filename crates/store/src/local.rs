@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], with a location for messages.
+    /// Like [`LocalStore::new`], but messages show this location.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,

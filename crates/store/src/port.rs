@@ -158,7 +158,7 @@ pub enum Error {
 /// A bucket, container or directory, accessed with one identity.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// The location of the objects for messages, such as `s3://bucket`.
+    /// The location of the objects as messages show it, such as `s3://bucket`.
     fn location(&self) -> String;
     /// URL of the server. Empty for a directory.
     fn endpoint(&self) -> String {

@@ -37,7 +37,7 @@ pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
 pub(crate) trait Version: Send + Sync + 'static {
     /// Reads the range `part` of the version. The range must not be empty.
     async fn body(&self, part: Range<u64>) -> Result<Body, Error>;
-    /// The endpoint for messages.
+    /// The endpoint, as messages show it.
     fn endpoint(&self) -> String;
 }
 

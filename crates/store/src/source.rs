@@ -67,8 +67,7 @@ pub async fn open(
         StorageSource::Pvc(pvc) => {
             let root = directories.claim.as_ref().ok_or_else(|| {
                 let claim = &pvc.claim_name;
-                let problem =
-                    format!("{claim}: the volume of this PVC is not mounted in this process");
+                let problem = format!("the volume of PVC {claim} is not mounted in this process");
                 invalid("spec.pvc.claimName", problem)
             })?;
             let named = LocalStore::named(root, format!("pvc://{}", pvc.claim_name));
@@ -76,7 +75,7 @@ pub async fn open(
         }
         StorageSource::Local(local) => {
             let store = directories.local.clone().ok_or_else(|| {
-                let problem = "Local: the operator has no directory for backups: set its flag \
+                let problem = "the operator has no directory for backups of the type Local: set its flag \
                     --local-directory (backups.localVolume of the chart), or set spec.storageType to PVC";
                 invalid("spec.storageType", problem.to_owned())
             })?;
@@ -207,8 +206,8 @@ fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
                 secrets.credentials
             };
             let problem = match named {
-                Some(SecretName { name, .. }) => format!("Secret {name}: {key}: {problem}"),
-                None => format!("{key}: {problem}"),
+                Some(SecretName { name, .. }) => format!("Secret {name}: the key {key} {problem}"),
+                None => format!("the key {key} {problem}"),
             };
             Error::Secret {
                 key: named.map_or(source.block(), |named| named.field).to_owned(),
@@ -263,17 +262,17 @@ mod tests {
             (
                 &empty,
                 None,
-                "spec.s3.awsSecret: Secret aws: credentials: is missing",
+                "spec.s3.awsSecret: Secret aws: the key credentials is missing",
             ),
             (
                 &good,
                 Some(&empty),
-                "spec.s3.caSecret: Secret authority: ca.crt: is missing",
+                "spec.s3.caSecret: Secret authority: the key ca.crt is missing",
             ),
             (
                 &good,
                 Some(&nonsense),
-                "spec.s3.caSecret: Secret authority: ca.crt: has no certificate",
+                "spec.s3.caSecret: Secret authority: the key ca.crt has no certificate",
             ),
             (&good, None, "s3://bucket key"),
         ];
@@ -309,7 +308,7 @@ mod tests {
         let nothing = Secrets::default();
         assert_eq!(
             opened(&StorageSource::Pvc(&pvc), nothing).await,
-            "spec.pvc.claimName: backups: the volume of this PVC is not mounted in this process"
+            "spec.pvc.claimName: the volume of PVC backups is not mounted in this process"
         );
         let text = opened(&StorageSource::Local(&local), nothing).await;
         assert!(text.contains("has no directory for backups"), "{text}");

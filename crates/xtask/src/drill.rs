@@ -25,8 +25,8 @@ pub(crate) enum Drill {
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60))]
         speedup: u32,
     },
-    /// Inject the next fault without naming it, and wait until an alert fires. Completes the last fault if it was
-    /// interrupted.
+    /// Inject the next fault without naming it, and wait until an alert fires. If this command was interrupted before,
+    /// it completes the last fault instead.
     Fault,
     /// Report whether the clusters are healthy, and the time since the fault. The exit code is 0 if they are healthy.
     Check {
@@ -89,7 +89,7 @@ impl Program {
         Self::folder().join("program.json")
     }
 
-    /// Starts the testbed, builds the operators and the program, and creates an empty folder.
+    /// Starts the testbed, builds the operators and the program, and replaces the folder of an earlier drill.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
         // An earlier drill may have stopped nodes of the testbed. They are started first, because `begin_cluster`

@@ -17,9 +17,9 @@ use crate::{checkout, progress, testbed};
 /// The name of the image without a tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The file name of the program, with which it runs the cluster operator.
+/// The file name of the program. Under this name, the program runs the cluster operator.
 pub(crate) const PROGRAM: &str = "etcd-operator";
-/// Names of links to the program, with which it runs the other operators.
+/// Links to the program. Under the name of a link, the program runs the backup operator or the restore operator.
 const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
 /// The folder of the program and the links in the image.
 const PROGRAMS: &str = "usr/local/bin";
@@ -41,9 +41,9 @@ pub(crate) struct ImageRef {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
-    /// Small and fast, as in a release. The first build takes about 20 minutes on two cores.
+    /// Small and fast programs, as in a release. The first build takes about 20 minutes on two cores.
     Release,
-    /// Quick to compile, as for `demo` and `test`.
+    /// Programs that compile quickly. `demo` and `test` use this profile.
     Fast,
 }
 
@@ -254,8 +254,8 @@ fn cargo_messages_in(folder: &Path, args: &[&str], compiler: Compiler) -> Result
     Ok(messages)
 }
 
-/// The warnings and errors in the messages of cargo. Cargo repeats those of a library for its tests, so duplicates are
-/// removed.
+/// The warnings and errors in the messages of cargo. Cargo reports the warnings of a library twice, because it compiles
+/// the library again for its tests, so duplicates are removed.
 fn diagnostics(messages: &str) -> BTreeSet<String> {
     let rendered = |line: &str| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;

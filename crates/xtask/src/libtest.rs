@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn test_result_after_other_output_on_same_line_is_parsed() {
+    fn test_event_after_other_output_on_same_line_is_parsed() {
         let line = r#"etcd says{ "type": "test", "event": "started", "name": "x" }"#;
         assert_eq!(read(line), Line::Started("x".into()));
         for other in ["plain text", "{\"level\":\"info\"}", ""] {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn git_remote_with_credentials_is_not_published() {
+    fn only_public_url_of_git_remote_is_published() {
         assert_eq!(
             public_address("https://example.com/a/b.git").as_deref(),
             Some("https://example.com/a/b")

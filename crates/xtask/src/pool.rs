@@ -19,7 +19,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 /// Time limit for the last output of a completed test program. A process that it started may keep the pipe open
 /// forever.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-/// Number of lines of other output that are printed if a test program crashes.
+/// Number of output lines that are printed if a test program crashes. Lines in JSON do not count.
 const TAIL: usize = 30;
 
 /// One run of a test program.
@@ -81,7 +81,7 @@ pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Dura
 
 enum Event {
     Line(usize, String),
-    /// The index of a job, and a line that its test program wrote to standard error.
+    /// A line that a test program wrote to standard error. The number is the index of its job.
     Error(usize, String),
     Ended(usize, Result<ExitStatus, String>),
 }

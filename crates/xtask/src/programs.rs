@@ -113,9 +113,9 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // Tests of updates within a minor release use this older patch release. etcdctl and etcdutl are not built,
-    // because no test restores into it. The name has another prefix than `etcd-3`, by which tests find the other
-    // releases.
+    // Tests of updates within a minor release use this older patch release. etcdctl and etcdutl are not built, because
+    // no test restores a backup into this release. The name has another prefix than `etcd-3`, by which tests find the
+    // other releases.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -185,7 +185,8 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names of the links to the single Kubernetes binary. Its name selects the program.
+/// The names of the links to the only Kubernetes binary. The name under which the binary is started selects the program
+/// that it runs.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",

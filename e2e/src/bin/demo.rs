@@ -377,7 +377,7 @@ impl Demo {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // The result is only displayed.
+#[allow(clippy::cast_precision_loss)] // The result is only displayed, so its precision is sufficient.
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 20)
 }

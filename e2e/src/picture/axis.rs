@@ -8,8 +8,8 @@ const TIME_STEPS: [f64; 9] = [
 const TIME_MARKS: f64 = 6.0;
 const VALUE_MARKS: f64 = 4.0;
 
-/// The marks of a value axis, from its lower to its upper end. `scale` is the unit of the axis. `smallest` is the
-/// minimum distance between two marks, in this unit.
+/// The marks of a value axis, from its lower to its upper end. `scale` is the size of the axis's unit, such as 1024 for
+/// KiB. `smallest` is the minimum distance between two marks, in this unit.
 pub(super) fn values(low: f64, high: f64, scale: f64, smallest: f64) -> Vec<f64> {
     let (low, high) = (low / scale, high / scale);
     let high = if high > low { high } else { low + 1.0 };

@@ -17,7 +17,7 @@ const BELOW: f64 = 20.0;
 /// The height of a line of the legend, and the maximum number of these lines.
 const LEGEND: f64 = 18.0;
 const LEGEND_LINES: usize = 2;
-/// The font size.
+/// The font size of the axes and of the legend.
 const SIZE: f64 = 11.0;
 /// Two points are connected if their distance is at most this number of steps. Otherwise the line has a gap.
 const GAP: f64 = 2.5;

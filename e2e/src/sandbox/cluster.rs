@@ -185,7 +185,7 @@ impl Sandbox {
     /// Deletes a cluster, and waits until its pods and PVCs are deleted.
     ///
     /// # Errors
-    /// Fails if some remain. The error contains their number.
+    /// Fails if pods or PVCs remain at the time limit. The error contains their number.
     pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
         self.kubectl(&["delete", "etcdcluster", cluster]).await?;
         objects::await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await

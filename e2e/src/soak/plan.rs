@@ -47,7 +47,7 @@ pub enum Fault {
     DeletePods {
         /// The number of pods.
         count: usize,
-        /// Selects the first of the pods.
+        /// Selects the first of these pods. The other pods follow it in the order of their names.
         pick: usize,
         /// True: the pods have their grace period to stop. False: they are killed.
         graceful: bool,
@@ -56,7 +56,7 @@ pub enum Fault {
     KillContainers {
         /// The number of pods.
         count: usize,
-        /// Selects the first of the pods.
+        /// Selects the first of these pods. The other pods follow it in the order of their names.
         pick: usize,
     },
     /// Deletes the volume of one member together with its pod.
@@ -112,7 +112,7 @@ pub struct Desired {
     pub tls: bool,
 }
 
-/// Chooses the random steps of a seed.
+/// Chooses the steps of a soak with random numbers from a seed.
 #[derive(Clone, Debug)]
 pub struct Planner {
     dice: Dice,
@@ -124,8 +124,8 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// The planner of a seed. `versions` are successive minor releases of etcd. The first version is random, and each
-    /// upgrade or downgrade moves by one minor release.
+    /// A planner with this seed. `versions` are successive minor releases of etcd. The first version is random, and
+    /// each upgrade or downgrade moves by one minor release.
     #[must_use]
     pub fn new(seed: u64, versions: &[String]) -> Self {
         let mut dice = Dice::new(seed, 0);
@@ -304,7 +304,7 @@ mod tests {
         assert_ne!(plan(7, 200), plan(8, 200));
     }
 
-    /// Changed steps of a seed make a failed soak of an earlier release impossible to repeat. Update
+    /// If the steps of a seed change, a failed soak of an earlier release cannot be repeated. Update
     /// [`STEPS_OF_SEED_1`] only if the planner has to change.
     #[test]
     fn soak_seed_gives_same_steps_in_every_release() {

@@ -68,7 +68,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// An EtcdBackup waits for a missing PVC. The EtcdBackup can be deleted during this time.
+/// An EtcdBackup waits for a missing PVC. While it waits, it can be deleted.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;

@@ -137,7 +137,8 @@ async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(restored)
 }
 
-/// The restored cluster has the old spec, volumes, and exactly the keys of the backup. The cluster accepts writes.
+/// The restored cluster has the spec of the deleted cluster, new volumes, and exactly the keys of the backup. The
+/// cluster accepts writes.
 async fn serves_as_before(
     sandbox: &Sandbox,
     restored: &DynamicObject,

@@ -88,7 +88,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest. Names in another form than v1beta2 are skipped.
+/// The names of the backups of `path` that have a manifest. Names that do not have the format of v1beta2 are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -168,7 +168,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The restarted operator must continue the schedule, although it keeps no state.
+            // The new pod of the operator must continue the schedule.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -354,7 +354,7 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let from = format!("--from=cronjob/{CRON_JOB}");
     sandbox.kubectl(&["create", "job", "run-1", &from]).await?;
     await_jobs(sandbox).await?;
-    // The EtcdBackup has the name of its Job.
+    // The Job `run-1` creates an EtcdBackup with the same name.
     names.push("run-1".to_owned());
     for name in &names {
         await_complete(&backups, name, DEADLINE).await?;
@@ -433,8 +433,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket must contain the new backup, two old backups that retention keeps, and the objects of other
-            // software.
+            // The bucket must contain the new backup with its manifest, two old backups that retention keeps, and the
+            // objects of other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

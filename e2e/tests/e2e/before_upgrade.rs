@@ -23,8 +23,8 @@ use crate::upgrade::{await_version, change, manifest};
 pub(crate) const CRASHES: &[&str] = &["before-record-before-change"];
 const KEYS: usize = 100;
 
-/// A cluster without backups. `suspend` and the yearly schedule prevent other backups, so each change needs its own
-/// backup.
+/// The manifest of a cluster that makes no backup by itself, because its backups are suspended and its schedule is
+/// yearly. So each change needs its own backup.
 fn guarded(sandbox: &Sandbox, bucket: &Bucket, version: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let backup = format!(

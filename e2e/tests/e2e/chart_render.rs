@@ -114,7 +114,7 @@ fn set(values: &mut Value, path: &str) {
 }
 
 #[tokio::test]
-async fn old_chart_values_are_rejected_with_new_names() {
+async fn old_chart_value_is_rejected_and_error_names_replacement() {
     const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;

@@ -34,7 +34,7 @@ fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
         .replace("version: 3.7.3", &version))
 }
 
-/// Waits until the condition `Managed` has this status and reason, and returns its message.
+/// Waits until the condition `Managed` has this status and reason, and returns the EtcdCluster.
 async fn await_managed(
     sandbox: &Sandbox,
     name: &str,

@@ -51,7 +51,7 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
 }
 
 /// Ensures that the EtcdRestore failed because of the other EtcdRestore, with one of the texts `why` in its message.
-/// It must have no finalizer, because it owns nothing.
+/// The failed EtcdRestore must have no finalizer, because it owns nothing.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
@@ -165,7 +165,7 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
     // Both restores complete if the second starts after the first is complete. The sort puts the second restore last,
-    // because it determines the data.
+    // because the second restore determines the data of the cluster.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

@@ -26,7 +26,7 @@ mod full {
             let agent = deployment(&recording).await?;
             scale(sandbox, &agent, 0).await?;
             recording.await_agents(0).await?;
-            // At its end, the agent has stored all changes that it has received.
+            // Before the agent has ended, it has stored all changes that it received.
             let after = recording.revision().await?;
             writer.await_more(50).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
@@ -59,7 +59,8 @@ mod full {
     async fn deployment(recording: &Recording<'_>) -> Result<String> {
         let agents = recording.agents().await?;
         let pod = agents.first().context("no agent")?.name_any();
-        // The name of the pod ends with the names that the ReplicaSet and the pod got from their controllers.
+        // The name of the pod consists of the name of the Deployment and two suffixes: one from the Deployment, and one
+        // from the ReplicaSet.
         let name = pod.rsplitn(3, '-').nth(2).context("the Deployment")?;
         Ok(format!("deployment/{name}"))
     }
@@ -82,7 +83,7 @@ mod full {
                 field(object, "/status/continuous/gapCount") == 1
             })
             .await?;
-        // The operator writes the condition and the gap together.
+        // The operator writes the condition `Recording` and the gap in the same update of the status.
         let object = recording.await_condition("True").await?;
         let continuous = field(&object, "/status/continuous");
         let gap = &continuous["gaps"][0];

@@ -112,7 +112,7 @@ mod full {
         ))
     }
 
-    /// An EtcdRestore of a point by the name of the EtcdBackup.
+    /// The manifest of an EtcdRestore that names the EtcdBackup. `continuous` is the value of `spec.continuous`.
     fn by_name(name: &str, cluster: &str, continuous: &str) -> String {
         format!(
             "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  \
@@ -120,7 +120,8 @@ mod full {
         )
     }
 
-    /// The restored cluster has the history after the base, so it can be compared at each revision.
+    /// Restores the latest point by the name of the EtcdBackup. The restored cluster has the history after the base, so
+    /// it can be compared at each revision.
     async fn latest_by_name(sandbox: &Sandbox, history: &History) -> Result<()> {
         let cluster = target(sandbox, "latest")?;
         let manifest = by_name("latest", &cluster, "{at: {latest: true}}");

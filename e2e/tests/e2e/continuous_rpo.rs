@@ -15,8 +15,8 @@ mod full {
     use crate::fixtures::cluster;
 
     const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-    /// Time for the upload of a segment on a loaded machine, in addition to the interval. `cargo xtask bench continuous`
-    /// measures the goal of 0.5 s.
+    /// Time for the upload of a segment on a loaded machine, in addition to the flush interval. On an idle machine, the
+    /// goal for the upload is 0.5 s, which `cargo xtask bench continuous` measures.
     const UPLOAD: Duration = Duration::from_secs(5);
     /// Number of random moments at which the store is listed while the cluster serves clients.
     const SAMPLES: usize = 100;

@@ -14,7 +14,7 @@ mod alone {
 
         /// The daemon of the S3 server.
         const STORE: &str = "versitygw";
-        /// With a longer lag, the condition is False.
+        /// The maximum lag in seconds. If the lag is longer, the condition `Recording` is False.
         const MAX_LAG: i64 = 60;
 
         #[tokio::test]

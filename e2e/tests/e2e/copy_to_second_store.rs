@@ -1,6 +1,6 @@
-//! Copies of each backup in a second store: the copies are equal, a failed copy leaves the backup complete and is
-//! repeated without a new snapshot, and a restore uses the copy if the first store cannot be read. This test runs only
-//! with `--full`, because it takes more than a minute.
+//! Each backup is copied to a second store. A failed copy leaves the backup complete, and is repeated without a new
+//! snapshot. A restore uses the copy if the first store cannot be read. This test runs only with `--full`, because it
+//! takes more than a minute.
 
 mod full {
     use anyhow::{Context, Result, ensure};
@@ -36,7 +36,7 @@ mod full {
         .await;
     }
 
-    /// A copy to `bucket` below `path`. `more` contains further fields.
+    /// The lines under `spec` that copy backups to `path` in `bucket`. `more` contains further fields of `copyTo`.
     fn copy(sandbox: &Sandbox, bucket: &str, path: &str, more: &str) -> Result<String> {
         let endpoint = &sandbox.env.s3()?.endpoint;
         Ok(format!(
@@ -53,7 +53,7 @@ mod full {
         .await
     }
 
-    /// The second bucket does not exist at first. The backup is complete all the same.
+    /// The bucket of the second store does not exist at first. The backup in the first store is complete nevertheless.
     async fn missing_bucket_is_reported(
         sandbox: &Sandbox,
         first: &Bucket,
@@ -82,7 +82,7 @@ mod full {
         ensure!(field(&failed, "/status/succeeded") == true);
         let bucket = Bucket::create(s3, second).await?;
         let copied = await_copied(sandbox, "b").await?;
-        // The backup must not have been made again, so these fields are unchanged.
+        // The retry of the copy must not have made the backup again, so these fields are unchanged.
         for pointer in [
             "/status/startTime",
             "/status/completionTime",
@@ -159,7 +159,8 @@ mod full {
         sandbox.kubectl(&words).await.map(drop)
     }
 
-    /// First the first store cannot be reached, then another writer has replaced its object.
+    /// Restores the backup twice from its copy: while the first store is unreachable, and after another writer has
+    /// replaced the object in the first store.
     async fn restores_fall_back(
         sandbox: &Sandbox,
         first: &Bucket,

@@ -1,5 +1,5 @@
 //! `spec.protected`: ValidatingAdmissionPolicies of the chart reject the deletion of an EtcdCluster and of its
-//! namespace. The operators do not read this field, so none are installed.
+//! namespace. The operators do not read this field, so the test installs no operators.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::Kind;
@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
-/// Chart values that install only the policies. The CRDs are already installed.
+/// Chart values that install the policies without the operators and the CRDs. The CRDs are already installed.
 const WITHOUT_OPERATORS: [&str; 8] = [
     "--set",
     "crds.install=false",
@@ -197,7 +197,8 @@ async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// After the API server has accepted it, the deletion of the namespace completes and includes the unfinished cluster.
+/// Deletes the namespace when the API server no longer rejects this. Kubernetes must also delete the unfinished
+/// cluster.
 async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
     ensure!(
         exists(sandbox, "unfinished").await?,
@@ -208,7 +209,7 @@ async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-async fn deletion_protected() {
+async fn deletion_of_protected_cluster_or_its_namespace_is_rejected() {
     bare_scenario("deletion_protected", async |sandbox| {
         step("install the policies", is_installed(sandbox)).await?;
         step("reject the deletion", is_rejected(sandbox)).await?;

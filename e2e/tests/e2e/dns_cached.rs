@@ -30,7 +30,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let before = sandbox.await_members("durable", 4).await;
     let before = before.context("durable")?;
 
-    // The new pod of this member has another IP address, but DNS may have cached the old address.
+    // The recreated pod of the leader has another IP address, but DNS may have cached the old address.
     sandbox.lose_pod("durable", &leader(&before)?).await?;
     let after = sandbox
         .await_members("durable", 4)

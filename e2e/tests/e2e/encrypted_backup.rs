@@ -141,7 +141,8 @@ async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -
     Ok(())
 }
 
-/// The backup pod and the verification pod mount the Secret with the keys.
+/// Makes and verifies an encrypted backup on a PVC. The backup pod and the verification pod mount the Secret with the
+/// keys.
 async fn on_a_pvc(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(BACKUP_PVC).await?;
     let more =
@@ -211,8 +212,8 @@ async fn missing_key_is_reported(
     Ok(())
 }
 
-/// Overwrites the backup `new` and its manifest with the backup `by`, like an attacker with write access to the
-/// bucket.
+/// Replaces the backup `new` and its manifest by the backup `by` and its manifest, like an attacker with write access
+/// to the bucket.
 async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     for suffix in ["", ".manifest.json"] {
         let content = bucket.read(&format!("etcd/{by}{suffix}")).await?;

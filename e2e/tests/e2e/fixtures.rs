@@ -61,7 +61,7 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// True if the ServiceAccount of the sandbox has this permission in `namespace`. `resource` is
+/// True if the ServiceAccount `account` of the sandbox has this permission in `namespace`. `resource` is
 /// `NAME[.GROUP][/SUBRESOURCE]`.
 pub(crate) async fn may(
     sandbox: &Sandbox,

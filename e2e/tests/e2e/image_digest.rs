@@ -1,4 +1,5 @@
-//! `spec.image`: members whose image is pinned by digest, in registries that exist only as names on the nodes.
+//! `spec.image` pins the image of the members by digest. The registries of this test do not exist: the nodes already
+//! have images with these names.
 
 mod full {
     use std::fmt::Write as _;
@@ -105,7 +106,7 @@ mod full {
         Ok(())
     }
 
-    /// Sets a digest that does not exist, and rolls it back.
+    /// Sets a digest that does not exist, waits until the rollout stops, and sets the previous image again.
     async fn missing_digest(sandbox: &Sandbox, image: &str, version: &str) -> Result<()> {
         let before = sandbox.await_members("c", 3).await?;
         let missing = format!("{}@sha256:{}", MIRRORS[0], "0".repeat(64));
@@ -114,7 +115,8 @@ mod full {
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// Sets the image of `version` together with another version, and then corrects the version.
+    /// Sets the image of `version` together with another version, waits until the rollout stops, and then corrects the
+    /// version.
     async fn wrong_version(
         sandbox: &Sandbox,
         image: &str,
@@ -126,9 +128,10 @@ mod full {
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// No write of a client with retries fails while the members change their image.
+    /// Changes the registry and the version of a pinned image. No write of a client with retries fails while the
+    /// members change their image.
     #[tokio::test]
-    async fn image_digest() {
+    async fn image_pinned_by_digest_changes_without_failed_writes() {
         cluster_scenario("image_digest", async |sandbox| {
             let (old, new) = sandbox.env.oldest_and_newest_of("3.5")?;
             let (old_digest, new_digest) = (

@@ -94,6 +94,7 @@ mod tls_rotation_generated;
 mod tls_rotation_static;
 mod tls_static;
 mod tls_switch;
+mod tls_upgrade;
 mod two_operators;
 mod uninstall_first;
 mod upgrade;

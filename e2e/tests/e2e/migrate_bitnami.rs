@@ -23,7 +23,7 @@ enum Auth {
     Off,
 }
 
-/// Two sections of the guide, with the names of this test.
+/// Two sections of `docs/migration.md`, with the names of this test instead of placeholders.
 struct Guides {
     from_bitnami: Guide,
     with_backup: Guide,
@@ -92,8 +92,8 @@ async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     keys.fill_mixed("mixed/", 40).await?;
     let state = StoreState::now(&keys).await?;
     if auth == Auth::On {
-        // The test enables authentication, because the fixture lacks the start script of Bitnami's chart, which does
-        // this.
+        // In Bitnami's chart, the start script enables authentication. The fixture has no start script, so the test
+        // enables authentication.
         keys.enable_auth(PASSWORD).await?;
     }
     Ok(state)

@@ -58,7 +58,8 @@ const SLOW_DISK: [&str; 3] = ["EtcdSlowFsync", "EtcdSlowCommit", "EtcdSlowApply"
 const SLOW_WRITES: u32 = 10;
 /// Number of leadership transfers within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
-/// The size of a cluster that is scaled to one member, which removes more than three members.
+/// The size from which the test scales a cluster to one member. The alert EtcdMembersReplacedOften fires after more
+/// than three removals.
 const LARGE: usize = 6;
 
 /// The test, with its Prometheus server.
@@ -139,8 +140,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until Prometheus scrapes every member once, with the labels that the alerts need. The PodMonitor of
-    /// `orders` adds the label `team`.
+    /// Waits until Prometheus has exactly one target for each member, with the labels that the alerts need. The
+    /// PodMonitor of `orders` adds the label `team`.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["orders", "carts"] {
@@ -274,7 +275,8 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // `survivor` is the leader and the last in the list, so each transfer has a new leader as target.
+        // `survivor` is the current leader. It is the last in the list, so that no transfer has the current leader as
+        // its target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;

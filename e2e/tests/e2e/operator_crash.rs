@@ -28,31 +28,33 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Failpoints of a bootstrap. The operator has then: recorded the names of the first members; created volumes and
-/// Services; started members whose cluster ID is not recorded.
+/// Failpoints of a bootstrap. When the operator crashes, it has completed these steps: it has recorded the names of the
+/// first members; it has also created volumes and Services; it has also started members, but not recorded the cluster
+/// ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Failpoints of an added member. The operator has then: recorded a member that is not in etcd; added a learner.
+/// Failpoints of an added member. When the operator crashes, the member is recorded but not in etcd, or it is a learner
+/// in etcd.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Failpoints of a removed member. The crashes leave: a recorded removal; the pod of a removed member; the volume of a
-/// removed member.
+/// Failpoints of a removed member. When the operator crashes, the removal is recorded but etcd still has the member, or
+/// etcd has removed the member but its pod exists, or only its volume exists.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// Failpoints of a downgrade. The crashes leave: a recorded downgrade that etcd has not started; a member of the
-/// target version whose pod still has the annotation of the change.
+/// Failpoints of a downgrade. When the operator crashes, the downgrade is recorded but etcd has not started it, or a
+/// member runs the target version but its pod still has the annotation of the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes of this file, which do not need `--full`.
+/// The failpoints of the test in this file, which runs without `--full`.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// If the operator has been idle for this time, the test triggers the write again. Each cluster must also have been
-/// reconciled in this time.
+/// If the operator is idle for this time without a crash, the test triggers the write of the failpoint again. The
+/// operator must also have reconciled each cluster in this time.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// An operator that the test crashes several times.
@@ -146,7 +148,8 @@ impl CrashingOperator<'_> {
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod holds the Lease, so that this process makes the next change.
+    /// Waits until the pod of the newest process holds the Lease, so that this process makes the next change. Also
+    /// returns if the process has crashed.
     async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process is the leader or has crashed",
@@ -273,7 +276,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // Each poll reads the status again, because the restarted operator may still have to update it.
+        // Each poll reads the status again, because the restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();

@@ -140,7 +140,7 @@ async fn value_of_key(sandbox: &Sandbox, cluster: &str) -> Result<String> {
     Ok(value.trim().to_owned())
 }
 
-/// Waits until the column `STATE` of the cluster contains this text.
+/// Waits until `status.state`, which `kubectl get` shows as `STATE`, contains this text.
 async fn await_state(sandbox: &Sandbox, state: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", state, DEADLINE, |object| {

@@ -280,7 +280,8 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
 /// recovery is canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // The quotas allow one pod and three PVCs, which exist already, so the operator can create neither.
+    // The quotas allow only the pod of the survivor and the three existing PVCs, so the operator cannot create pods or
+    // PVCs.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -301,7 +302,8 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The operator must report the annotation as stale, because it approves the recovery of an earlier loss.
+    // The operator must report the annotation as stale, because the annotation approves the recovery of an earlier
+    // loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {

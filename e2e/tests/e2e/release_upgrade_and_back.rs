@@ -104,8 +104,8 @@ impl Drop for ConditionWatch {
     }
 }
 
-/// Adds each state in which a cluster does not serve to `faults`. A change of a CRD ends the watch, so the function
-/// then starts again. Never returns.
+/// Adds to `faults` each state in which a cluster does not serve. A change of a CRD ends the watch, so the function
+/// then starts a new watch. Never returns.
 async fn observe(
     clusters: Api<DynamicObject>,
     faults: Arc<Mutex<Vec<String>>>,
@@ -450,8 +450,8 @@ mod previous {
                 sandbox.print_state().await;
             }
             let repaired = step("restore the CRDs", async {
-                // The CRDs are restored even if this test has failed, because other tests need them. After a failure,
-                // the release may be missing.
+                // The CRDs are restored even if this test has failed, because other tests need them. The release may be
+                // missing after a failure, so `helm uninstall` ignores a missing release.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

@@ -21,9 +21,9 @@ const OPERATOR: &str = "etcd-restore-operator";
 /// The failpoint before the operator deletes the failed pod of a seed. The test first makes this pod fail.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes that do not need `--full`, in a restore in place. They leave: some objects of the seed; a verified seed;
-/// old members after the cutover; a failed pod of the seed; a seed outside of the restored cluster. With `--full`,
-/// tests crash before every write.
+/// The failpoints of a restore in place that do not need `--full`. The crashes leave, in this order: a seed without a
+/// pod; a verified seed before the cutover; running old members after the cutover; a failed pod of the seed; a seed
+/// that no Service selects. With `--full`, tests crash before every write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -300,7 +300,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn abandoned_and_new_cluster_restores_resume_after_crashes() {
+    async fn failing_and_new_cluster_restores_resume_after_crashes() {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;

@@ -173,8 +173,8 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach the old cluster after the new one. The old volumes stay for the time in
-/// the EtcdRestore.
+/// Clients keep their address, and never reach the old cluster after the new one. The old volumes stay for the time
+/// `keepOldData` of the EtcdRestore.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;

@@ -105,7 +105,8 @@ async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Resul
     await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
-    // The status of the new cluster must have the cluster token of the seed.
+    // The restored cluster must have the cluster token with which its seed was created. `status.TLS.token` contains
+    // this token.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
     ensure_new_token(&before, &after)?;

@@ -163,7 +163,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The EtcdRestore `c` creates the cluster `d`, because both names may differ.
+    // The EtcdRestore `c` creates the cluster `d`, to show that the two names may differ.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),

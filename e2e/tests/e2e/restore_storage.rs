@@ -68,8 +68,8 @@ fn class_of(sandbox: &Sandbox) -> String {
     format!("late-{}", sandbox.namespace)
 }
 
-/// The restore of [`restore_without_class`] completes when the StorageClass exists. Then the class is deleted again,
-/// and a restore in place reports this. Finally deletes the cluster.
+/// The restore of [`restore_without_class`] completes when the StorageClass exists. After the class is deleted again, a
+/// restore in place reports the missing class. At the end, this function deletes the cluster.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,

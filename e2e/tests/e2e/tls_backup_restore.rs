@@ -92,7 +92,7 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
     Ok(found)
 }
 
-/// Ensures that the cluster has all data of the backup, and that the EtcdRestore reports its revision.
+/// Ensures that the cluster has all data of the backup, and that the EtcdRestore reports the revision of the backup.
 async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");

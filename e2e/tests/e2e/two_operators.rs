@@ -64,8 +64,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // The time at which the API server stored the change is compared with `ends`, because the watch may
-            // deliver the change much later.
+            // The time at which the API server stored the change is compared with `ends`, the time at which the Lease
+            // expires, because the watch may deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()

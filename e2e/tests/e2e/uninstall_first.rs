@@ -11,7 +11,7 @@ use crate::fixtures::cluster;
 const BUCKET: &str = "no-such-bucket-anywhere";
 
 #[tokio::test]
-async fn uninstall_first_does_not_block_deletion_of_namespace() {
+async fn uninstalled_operators_do_not_block_deletion_of_namespace() {
     scenario("uninstall_first", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
         sandbox.await_members("c", 1).await?;

@@ -208,10 +208,10 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     .await;
 }
 
-/// The kubelet delays the restart of a container whose image ran before, so only few steps return to an earlier
-/// version.
+/// Only a few steps of this test return to an earlier version, because the kubelet delays the restart of a container
+/// whose image ran before.
 #[tokio::test]
-async fn version_change_can_be_rolled_back_or_redirected() {
+async fn version_change_can_be_rolled_back_or_replaced() {
     cluster_scenario("versions", async |sandbox| {
         let (patch, old) = sandbox.env.oldest_and_newest_of("3.5")?;
         let new = sandbox.env.newest_of("3.6")?;

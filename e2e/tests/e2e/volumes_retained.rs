@@ -206,7 +206,7 @@ mod full {
     use super::*;
 
     #[tokio::test]
-    async fn volumes_retained_and_adopted() {
+    async fn volumes_retained_and_adopted_by_new_etcdcluster() {
         cluster_scenario("volumes_retained", async |sandbox| {
             let continued = step("continue on the volumes", is_continued(sandbox));
             let (manifest, before) = continued.await?;
@@ -218,9 +218,10 @@ mod full {
     }
 
     /// A tool prunes the EtcdCluster by mistake. The same manifest is applied again at once, while the old pods still
-    /// exist. The peer certificates are generated, so the new EtcdCluster has another authority.
+    /// exist. The CA of the peer certificates is generated, and it is deleted with the old EtcdCluster, so the new
+    /// EtcdCluster has another CA.
     #[tokio::test]
-    async fn gitops_prune() {
+    async fn gitops_prune_and_apply_keep_members_and_volumes() {
         cluster_scenario("gitops_prune", async |sandbox| {
             let lines = format!("{DURABLE}{RETAINS}  TLS: {{generated: {{client: false}}}}\n");
             let manifest = cluster_with(&sandbox.env, "c", 3, &lines)?;

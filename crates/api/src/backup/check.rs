@@ -137,8 +137,7 @@ impl BackupPolicy {
 
 /// The fields of the spec that have no effect.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // On a single backup, retention rules and a starting deadline have no effect. On a periodic EtcdBackup, they have
-    // an effect.
+    // Retention rules and a starting deadline have an effect only on a periodic EtcdBackup.
     let mut fields = copy::not_in_effect(spec);
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return fields;
@@ -158,8 +157,8 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     fields
 }
 
-/// The problems of fields that this release does not support, but must not ignore. There are none. If such a field
-/// were set, the operator would make no backup.
+/// The problems of fields that this release does not support, but must not ignore. The list is empty, because this
+/// release has no such field. With such a problem, the operator would make no backup.
 pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_single_s3_backup_is_used() {
+    fn single_s3_backup_has_no_field_without_effect() {
         let backup = backup(
             r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_every_storage_type_is_used() {
+    fn storage_types_have_no_field_without_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,

@@ -43,7 +43,7 @@ impl EtcdBackupSpec {
 }
 
 impl EtcdBackupStatus {
-    /// The status without the fields for display. An API server with older CRDs does not store these fields.
+    /// The status without the fields for display, which an API server with older CRDs does not store.
     #[must_use]
     pub fn without_display(&self) -> Self {
         Self {

@@ -36,14 +36,16 @@ pub struct Continuous {
         "continuous.flushInterval must be from 100ms to 1m: correct it"
     ))]
     pub flush_interval: Option<DurationText>,
-    /// Age at which the agent replaces the base by a new snapshot, from `10m` to `168h`. Default `24h`.
+    /// Maximum age of a base, from `10m` to `168h`. Default `24h`. A base is a snapshot, after which the agent records
+    /// the changes. At this age, the agent takes a new base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = (
         "duration(self) >= duration('10m') && duration(self) <= duration('168h')",
         "continuous.maxBaseAge must be from 10m to 168h: correct it"
     ))]
     pub max_base_age: Option<DurationText>,
-    /// Size of the segments of a base at which the agent takes a new snapshot, in bytes. Default 1 GiB.
+    /// Maximum size in bytes of the segments after a base. Default 1 GiB. When the segments reach this size, the agent
+    /// takes a new base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub max_base_bytes: Option<i64>,
@@ -55,8 +57,8 @@ pub struct Continuous {
         "continuous.retentionWindow must be from 10m to 8760h: correct it"
     ))]
     pub retention_window: Option<DurationText>,
-    /// Size of the segments that wait on a volume of the pod while the store is slow or unavailable, in bytes. Default
-    /// 1 GiB.
+    /// Maximum size in bytes of the segments that wait on a volume of the pod while the store is slow or unavailable.
+    /// Default 1 GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub spool_limit_bytes: Option<i64>,
@@ -75,7 +77,7 @@ pub struct Continuous {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContinuousStatus {
-    /// Location of all objects of the agent, such as `s3://bucket/etcd/main.continuous/UID/`.
+    /// Location of the objects that the agent writes, such as `s3://bucket/etcd/main.continuous/UID/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
     /// Generation of the spec for which the operator has checked the agent.
@@ -99,7 +101,7 @@ pub struct ContinuousStatus {
     /// Number of revisions that were not in the store at the last check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_revisions: Option<i64>,
-    /// The snapshot after which the agent records, and its segments.
+    /// The current base, after which the agent records changes, and its segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<ContinuousBase>,
     /// Number of bases in the store.
@@ -160,7 +162,7 @@ pub struct ContinuousGap {
 }
 
 impl Continuous {
-    /// The interval of segments.
+    /// The maximum time between a change and the upload of its segment.
     pub fn flush_interval(&self) -> Duration {
         parsed(self.flush_interval.as_ref(), DEFAULT_FLUSH_INTERVAL)
     }
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn each_value_outside_of_its_limits_is_reported() {
+    fn continuous_backup_values_outside_of_limits_are_reported() {
         for (text, field) in [
             (r#"{"flushInterval":"99ms"}"#, "p.flushInterval"),
             (r#"{"flushInterval":"61s"}"#, "p.flushInterval"),

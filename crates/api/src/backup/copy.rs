@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn same_path_at_other_endpoint_is_another_place() {
+    fn same_path_at_other_endpoint_is_another_location() {
         let backup = backup(|spec| {
             let copy = json!({ "path": "bucket/etcd/b", "endpoint": "https://other.example" });
             spec["copyTo"] = json!([{ "name": "same", "storageType": "S3", "s3": copy }]);

@@ -54,7 +54,7 @@ pub struct Verification {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 172_800))]
     pub timeout_seconds: Option<i32>,
-    /// Resources of the containers of the pod, which restore the backup and run etcd.
+    /// Resources of the containers that restore the backup and run etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,

@@ -67,7 +67,7 @@ pub struct BeforeChangeStatus {
     pub cluster_id: String,
     /// Time at which the change began to wait for a backup.
     pub start_time: Time,
-    /// The backup after which the change started. Not set while the change waits, and if a user has waived the backup.
+    /// The backup after which the change started. Not set while the change waits, or if a user has waived the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<LastBackup>,
     /// True if a user has waived the backup.
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_covers_only_its_own_cluster_and_recent_times() {
+    fn only_recent_backup_of_same_cluster_covers_change() {
         let now = at("2026-11-27T12:00:00Z");
         let since = earliest_backup(now, Duration::from_hours(1));
         assert_eq!(since, at("2026-11-27T11:00:00Z"));

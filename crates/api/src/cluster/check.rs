@@ -269,8 +269,8 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     problems
 }
 
-/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` also sets. The messages do
-/// not contain values of variables.
+/// The problems of variables that set a flag which the operator sets, or an option that `spec.etcd` also sets. The
+/// messages do not contain values of variables.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let options = spec.etcd.as_ref().map(EtcdOptions::flags);
     let options = options.unwrap_or_default();

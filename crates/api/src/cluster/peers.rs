@@ -51,7 +51,7 @@ impl PeerStage {
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The next stage from this stage to `other`. Returns `other` if both are equal.
+    /// The next stage on the way from this stage to `other`. Returns `other` if both are equal.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;
@@ -98,11 +98,11 @@ mod tests {
     }
 
     #[test]
-    fn new_member_is_reachable_in_adjacent_tls_stages() {
+    fn new_member_uses_tls_only_if_previous_stage_has_certificates() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // If new members use TLS in this stage, the stage closer to `Plain` (`least`) is not `Plain` itself, so the
-            // existing members already have certificates.
+            // If new members use TLS in this stage, the existing members already have certificates, because the
+            // previous stage (`least`) is later than `Plain`.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

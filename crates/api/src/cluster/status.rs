@@ -119,8 +119,8 @@ pub struct EtcdClusterStatus {
     /// The last recovery from a lost quorum. The operator records it before it starts the recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<RecoveryStatus>,
-    /// Value of the annotation `etcd.database.coreos.com/recover` at a time when the cluster had a quorum. It approves
-    /// no recovery until a user removes the annotation and sets it again.
+    /// Value of the annotation `etcd.database.coreos.com/recover` that was set while the cluster had a quorum. This
+    /// value approves no recovery until a user removes the annotation and sets it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_approval: Option<String>,
     /// The cluster that the last restore with `overwrite` has replaced.

@@ -23,7 +23,7 @@ fn member_name_contains_cluster_name() {
 }
 
 #[test]
-fn invalid_member_names_contain_no_cluster_name() {
+fn cluster_name_is_not_read_from_invalid_member_name() {
     for name in [
         "main",
         "main-0000",
@@ -95,7 +95,7 @@ fn ipv6_address_has_brackets_in_url() {
 }
 
 #[test]
-fn member_url_contains_member_name() {
+fn member_name_is_read_from_host_name_in_url() {
     let both = [
         addresses(MemberAddress::Service, ""),
         addresses(MemberAddress::Pod, ".x"),

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_s3_restore_is_used() {
+    fn s3_restore_has_no_field_without_effect() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );

@@ -20,8 +20,8 @@ const FIELD: &str = "spec.continuous";
 pub struct RestoreContinuous {
     /// The point to restore.
     pub at: RestorePoint,
-    /// Only find the revision of the point, and report it in `status.backup.continuous`. Nothing else is created or
-    /// changed. To restore the point, set the field to false.
+    /// If true, the operator only finds the revision of the point, and reports it in `status.backup.continuous`. It
+    /// creates and changes nothing else. To restore the point, set the field to false.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
 }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_point_must_be_exactly_one() {
+    fn exactly_one_restore_point_must_be_set() {
         let time = "2026-11-28T01:02:03.456789Z";
         for valid in [
             json!({ "time": time }),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_exclude_restore_point_are_reported() {
+    fn fields_not_possible_with_continuous_restore_are_reported() {
         let at = json!({ "latest": true });
         for (more, field) in [
             (

@@ -6,7 +6,7 @@ use crate::schema::given;
 /// A Secret that a storage location names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretName<'a> {
-    /// The field that names the Secret, for messages.
+    /// The field of the spec that names the Secret, as messages show it.
     pub field: &'static str,
     /// The name of the Secret.
     pub name: &'a str,
@@ -49,7 +49,7 @@ impl S3Source {
         given(self.aws_secret.as_ref())
     }
 
-    /// The URL of the endpoint. `None` if the field is missing or empty. AWS is then the endpoint.
+    /// The URL of the endpoint. `None` if the field is missing or empty, which means AWS.
     pub fn endpoint(&self) -> Option<&str> {
         given(self.endpoint.as_ref())
     }

@@ -42,7 +42,8 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // If the EtcdCluster requests no backup, the EtcdBackup may keep the annotation of an earlier request.
+                // If the EtcdCluster requests no backup, the annotation of an earlier request on the EtcdBackup is not
+                // a difference.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
@@ -114,8 +115,7 @@ fn requested(cluster: &EtcdCluster) -> Option<String> {
     waits.then(|| record.start_time.0.to_string())
 }
 
-/// Compares the backups in the status of all EtcdBackups with `status.lastBackup` of the cluster, and returns the
-/// newest.
+/// The newest of these backups: `status.lastBackup` of the cluster, and the backups in the status of its EtcdBackups.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let reported = of_cluster(cluster, backups).filter_map(newest);
     let recorded = cluster

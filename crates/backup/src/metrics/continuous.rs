@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::Values;
 use crate::reason::Reason;
 
-/// The values about the continuous backup of an EtcdBackup. `None` without `spec.continuous`.
+/// The values about the continuous backup of an EtcdBackup. Each value is `None` without `spec.continuous`.
 pub(super) fn values(backup: &EtcdBackup, now: Timestamp) -> Values {
     let enabled = backup.spec.continuous.as_ref();
     let status = backup.status.as_ref().filter(|_| enabled.is_some());

@@ -54,9 +54,10 @@ pub(super) async fn source(
     })
 }
 
-/// The client URLs for an agent, and its EtcdCluster. These URLs name the client Service and no members, so the agent
-/// keeps its settings if a member is replaced. The agent runs in the namespace of the EtcdBackup, so it can connect to
-/// the same endpoints as other pods of that namespace, and needs no grant.
+/// The client URLs for an agent, and the EtcdCluster that it records. The URLs of an EtcdCluster name its client
+/// Service and not its members, so the agent keeps its settings if a member is replaced. The agent runs in the
+/// namespace of the EtcdBackup, so it can connect to the same endpoints as other pods of that namespace, and needs no
+/// grant.
 pub(super) async fn of_agent(
     client: &Client,
     backup: &EtcdBackup,
@@ -77,7 +78,7 @@ pub(super) async fn of_agent(
     Ok((endpoints, Some(recorded)))
 }
 
-/// Returns whether the operator may connect to a URL of the spec directly, only to addresses of pods, or not at all
+/// Returns how the operator may connect to a URL of the spec: directly, only at the addresses of pods, or not at all
 /// (invariant 28).
 async fn reach(
     client: &Client,

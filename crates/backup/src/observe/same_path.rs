@@ -1,4 +1,4 @@
-//! Finds the other periodic EtcdBackups that write to the same path, also as a copy. Performs no I/O.
+//! Finds the other periodic EtcdBackups that store backups or copies at the same path. Performs no I/O.
 //!
 //! Retention counts and deletes the backups of this EtcdBackup, and ignores the backups of other EtcdBackups. A backup
 //! without an owner is counted by every EtcdBackup with its path. A backup has no owner if it has no manifest, or if

@@ -20,8 +20,8 @@ pub(crate) async fn inputs(
 ) -> VerificationInputs {
     match need(backup, now) {
         VerificationNeed::Nothing => {
-            // No verification can start now, for example because its window has closed. An unused turn is ended,
-            // because it would block the verifications of other EtcdBackups.
+            // No verification can start now, for example because its window has closed. If this EtcdBackup still has
+            // the turn of its namespace, the turn ends, because other EtcdBackups wait for it.
             let namespace = backup.namespace().unwrap_or_default();
             let uid = backup.uid().unwrap_or_default();
             context.turns.end(&namespace, &uid);

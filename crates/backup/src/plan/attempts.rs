@@ -21,7 +21,7 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The number of unfinished attempts, including the attempt that this process is about to start or runs.
+/// The number of unfinished attempts, including the attempt that this process runs or is about to start.
 pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
     transfer.recorded_count.unwrap_or(next)
@@ -43,8 +43,8 @@ pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Tro
             format!(
                 "{unfinished} attempts were cut off because the backup operator ended: check why the operator's \
                  container ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the \
-                 chart. Then create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither: it \
-                 tries again at its next scheduled time"
+                 chart. Then create another EtcdBackup or change the spec. For a periodic EtcdBackup, this last step is \
+                 not needed: the operator tries again at its next scheduled time"
             ),
         )
     })

@@ -223,7 +223,8 @@ fn sha256(status: &EtcdBackupStatus) -> Option<&str> {
     sha256.filter(|sha256| !sha256.is_empty())
 }
 
-/// True if a backup was not copied to each store yet. An EtcdBackup does not expire before.
+/// True if a store of `spec.copyTo` does not contain the newest backup yet. Until then, a finished EtcdBackup does not
+/// expire.
 pub(super) fn are_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;

@@ -1,4 +1,4 @@
-//! When the deletion of an EtcdBackup does not wait for the backups in a store. Performs no I/O.
+//! Decides whether the deletion of an EtcdBackup waits for the backups in a store. Performs no I/O.
 
 use jiff::{SignedDuration, Timestamp};
 

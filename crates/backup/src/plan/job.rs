@@ -134,8 +134,7 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to which the transfer connects, and the ID of the cluster that must answer, if the URLs are addresses of
-/// pods.
+/// The URLs to which the transfer connects. If they are addresses of pods, also the ID of the cluster that must answer.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has none, the transfer fails.
 fn reachable(

@@ -262,7 +262,7 @@ fn plan_agent(
     }
 }
 
-/// Reports the progress of an agent. `otherwise` is the reason without a report, if the pod has no problem.
+/// Reports the progress of an agent. Without a report, the reason is the problem of the pod, or else `otherwise`.
 fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> RecordingPlan {
     let Some(report) = &found.report else {
         return RecordingPlan::wait(found.problem.clone().unwrap_or(otherwise));

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_backup_needs_verification_until_backup_since_request_is_verified() {
+    fn requested_backup_is_due_for_verification_until_verified() {
         let status = |proven: Option<&str>| {
             let verified = proven.map(|time| json!({ "location": "s3://b/k", "backupTime": time }));
             json!({ "succeeded": true, "location": "s3://b/l", "lastSuccessDate": NOW, "lastVerified": verified })

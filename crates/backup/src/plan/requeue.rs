@@ -23,7 +23,8 @@ pub(super) fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(MAX_REQUEUE)
 }
 
-/// The delay until the next check for missing input. It is a tenth of the time that the operator has already waited.
+/// The delay until the next check for missing input: a tenth of the time that the operator has already waited, but at
+/// least `INPUT_RETRY` and at most `MAX_INPUT_RETRY`.
 pub(super) fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
     (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)

@@ -374,8 +374,8 @@ fn built(
         (None, None) => image_of(inputs.repository.as_deref().unwrap_or(DEFAULT_REPOSITORY)),
     };
     let mut source = Source::store(&block, &version, status.sha256.as_deref());
-    // `status.encryption_key` shows whether the newest backup is encrypted, because `spec.encryption` may have changed
-    // since this backup.
+    // `status.encryption_key`, and not `spec.encryption`, shows whether the newest backup is encrypted: the spec may
+    // have changed since this backup.
     match (&status.encryption_key, &backup.spec.encryption) {
         (Some(_), Some(encryption)) => source = source.encrypted(&encryption.secret),
         (Some(key), None) => {

@@ -187,8 +187,8 @@ impl<T> PodWorker<T> {
         )
     }
 
-    /// The newest warning Event of the pod. Without such an Event, returns `message`, or the command that shows
-    /// Events.
+    /// The newest warning Event of the pod. Without such an Event, returns `message`. If `message` is empty, returns
+    /// the command that shows Events.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
         let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
@@ -242,7 +242,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The wait for the start of a pod that has a node: the begin of the wait, and the time and the reason of the last
+/// The wait for the start of a pod that has a node: the beginning of the wait, and the time and the reason of the last
 /// report.
 struct Start {
     since: Instant,

@@ -45,14 +45,14 @@ pub struct RecordOrder {
     pub max_snapshot: u64,
 }
 
-/// The prefix of all objects in the store. `key` is the path in the store, without the bucket. It contains the UID, so
-/// two EtcdBackups with the same path never use the objects of each other (invariant 13).
+/// The prefix of all objects in the store. `key` is the path in the store, without the bucket. The prefix contains the
+/// UID, so two EtcdBackups with the same path never use the objects of each other (invariant 13).
 pub fn prefix(key: &str, uid: &str) -> String {
     format!("{key}.continuous/{uid}/")
 }
 
 impl RecordOrder {
-    /// The interval of segments.
+    /// Maximum time between a change and the end of its segment.
     pub(crate) fn flush_interval(&self) -> Duration {
         Duration::from_millis(self.flush_millis)
     }

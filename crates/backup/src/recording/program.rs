@@ -106,7 +106,7 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
             tracing::warn!("the last segments cannot be stored with the old Secrets: the agent starts again");
             Ok(())
         }
-        // The server of the reports never ends.
+        // This branch is never chosen, because the server of the reports never ends.
         () = report::serve(monitor) => Ok(()),
     }
 }
@@ -188,7 +188,7 @@ impl Mounted {
     }
 }
 
-/// Waits until a Secret changes, and then until the agent must have ended.
+/// Waits until a Secret changes, and then for the time in which the agent must end.
 async fn ended_after_change(mounted: &Mounted) {
     mounted.changed().await;
     sleep(LAST_UPLOADS).await;

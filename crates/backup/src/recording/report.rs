@@ -1,5 +1,5 @@
 //! The report of the agent, which the operator reads over TCP. The agent reads nothing from its clients. The operator
-//! reads a limited number of bytes. It displays the report, and makes no decision with it.
+//! reads a limited number of bytes. The operator only displays the report, and bases no decision on it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

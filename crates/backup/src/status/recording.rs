@@ -108,7 +108,7 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     } = &report.progress;
     continuous.revision = *revision;
     continuous.revision_time = revision_time.and_then(time);
-    // A restarted agent does not report this time yet, so the status keeps the last time.
+    // A restarted agent does not report `complete_time` yet, so the status keeps the last known time.
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }
@@ -174,7 +174,7 @@ fn judge(continuous: &ContinuousStatus, progress: &Progress) -> Finding {
         (None, None) => finding(ConditionStatus::Unknown, Reason::Pending, FIRST),
         (_, problem) => {
             let problem = problem.unwrap_or("the agent reports no problem; read its log");
-            let message = format!("changes of more than {MAX_LAG} s are not stored yet: {problem}");
+            let message = format!("changes older than {MAX_LAG} s are not stored yet: {problem}");
             finding(ConditionStatus::False, Reason::RecordingDelayed, &message)
         }
     }

@@ -30,8 +30,8 @@ pub struct Owner<'a> {
     /// Name of the EtcdCluster in the spec, if any. The manifest must contain this name, because the backup may be
     /// from before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// True if the spec requires encryption. A backup is ignored if it is encrypted without this requirement, or not
-    /// encrypted with it.
+    /// True if the spec requires encryption. The search then ignores backups that are not encrypted, and otherwise
+    /// ignores encrypted backups.
     pub encrypted: bool,
     /// True if the whole object is read and compared with its manifest when the store has no tags. False in a
     /// reconcile, because this takes too long.

@@ -60,8 +60,8 @@ pub(crate) async fn copy_backup(
     if let Some(copy) = complete_copy(to, &manifest).await? {
         return Ok(Some(copy));
     }
-    // Invariant 9: another EtcdBackup with the same path may have written a backup at this key. A copy with a number in
-    // its name does not replace that backup.
+    // Invariant 9: another EtcdBackup with the same path may have written a backup at this key. The copy of a periodic
+    // backup (`replaces` is false) does not replace it.
     if !replaces
         && let Some(other) = current_manifest(to.store.as_ref(), &to.key).await?
         && !is_same_backup(&other, &manifest)

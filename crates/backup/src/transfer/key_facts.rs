@@ -44,8 +44,8 @@ impl Transfer {
         (found.compacted == inspected.compacted).then_some(found.hash)
     }
 
-    /// The member returns no number after this revision was compacted. A compaction of older revisions does not change
-    /// the number.
+    /// Counts the keys at the snapshot's revision. The member returns no number after this revision was compacted. A
+    /// compaction of older revisions does not change the number.
     async fn count(&self, member: &Candidate, inspected: &Inspected) -> Option<i64> {
         if member.status.db_size_in_use > MAX_COUNTED {
             return None;

@@ -20,7 +20,7 @@ pub enum ObjectName {
 }
 
 impl ObjectName {
-    /// The numbered name with this start time, or without a start time, the exact name.
+    /// The numbered name with this start time. Without a start time, the exact name.
     pub fn of(path: String, numbered: Option<Timestamp>) -> Self {
         match numbered {
             Some(time) => Self::Numbered {

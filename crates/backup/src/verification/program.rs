@@ -158,7 +158,7 @@ mod tests {
             judge(&contents(None, Some(9)), &found(7, 2, 9)),
             verified(true)
         );
-        // A lease has expired in the restored etcd, which has raised the revision from 7 to 8.
+        // The expiry of a lease in the restored etcd has raised the revision from 7 to 8.
         assert_eq!(
             judge(&contents(None, Some(9)), &found(8, 2, 9)),
             verified(true)
@@ -197,7 +197,7 @@ mod tests {
                 }
             }
         }
-        // A lease has expired in the restored etcd, which has deleted a key and raised the revision.
+        // The expiry of a lease in the restored etcd has deleted a key and raised the revision.
         assert_eq!(judge(&recorded, &found(8, 1, 9)), proof(1, false, true));
     }
 }

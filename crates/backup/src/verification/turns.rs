@@ -68,7 +68,8 @@ mod tests {
         assert!(turns.take("prod", "b", &[], all));
     }
 
-    /// The EtcdBackup `b` allows concurrent verifications, so it does not wait, but `c` waits for `b`.
+    /// The EtcdBackup `b` allows concurrent verifications, so it neither waits for `a` nor ends the turn of `a`. `c`
+    /// waits for both.
     #[test]
     fn concurrent_verification_does_not_end_turn_of_other_etcdbackup() {
         let turns = Turns::default();

@@ -384,7 +384,7 @@ async fn panic_ends_only_its_own_transfer() {
 }
 
 #[tokio::test]
-async fn transfers_end_when_abandoned_or_at_shutdown() {
+async fn transfers_end_when_canceled_or_at_shutdown() {
     let mut case = Case::new();
     case.enqueue("0", || true);
     case.until("the transfer runs", |case| case.count(true) == 1)

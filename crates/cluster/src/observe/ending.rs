@@ -68,8 +68,11 @@ const DATABASE: [&str; 3] = [
     "etcd/server/v3/mvcc/backend.",
 ];
 
-/// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines.
-const LAST_WORDS: [&str; 4] = [
+/// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines. After a
+/// message about a flag, etcd prints its usage.
+const LAST_WORDS: [&str; 6] = [
+    "flag provided but not defined",
+    "invalid value \"",
     "\"level\":\"fatal\"",
     "\"level\":\"panic\"",
     "panic: ",
@@ -278,11 +281,12 @@ mod tests {
                 "{error}: {cause:?}"
             );
         }
-        let flag = "{\"level\":\"info\"}\nflag provided but not defined: -nonsense";
-        assert!(matches!(
-            after(2, "Error", flag, false),
-            Cause::Surroundings(_)
-        ));
+        let flag = "flag provided but not defined: -nonsense";
+        let text = format!("{flag}\nUsage:\n\n  etcd gateway\n    Run the stateless proxy.\n\n");
+        assert_eq!(
+            after(2, "Error", &text, false),
+            Cause::Surroundings(flag.into())
+        );
         assert_eq!(
             after(1, "Error", "", false),
             Cause::Failed("exit code 1".into())

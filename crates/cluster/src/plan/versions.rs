@@ -6,7 +6,7 @@
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
 
-use member::VARIABLE_MAX_LEARNERS;
+use member::{VARIABLE_MAX_LEARNERS, accepts_flag};
 
 use crate::plan::replaced;
 use crate::plan::view::{View, name_of};
@@ -241,11 +241,8 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
 /// True if the container of a running pod can restart with the image of this version. The pod's flags and its readiness
 /// probe are immutable, so the version must support both.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
-    let has = |flag: &str| pod.flags.contains(flag);
-    let learners = !has(MAX_LEARNERS_FLAG) || version.has_max_learners();
-    let metrics = !has("--listen-metrics-urls") || version.minor() >= (3, 3);
-    let probe = !pod.readyz || version.has_readyz();
-    learners && metrics && probe
+    let mut flags = pod.flags.iter();
+    flags.all(|flag| accepts_flag(version, flag)) && (!pod.readyz || version.has_readyz())
 }
 
 /// Flag with which the first release of the operator set the limit of learners.

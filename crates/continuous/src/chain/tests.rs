@@ -138,9 +138,9 @@ fn search_for_chain_ends_if_segments_form_circle() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever segments are missing, the search does not panic, and the chain has no missing revision.
+    /// Any segments may be missing. The search does not panic, and the revisions of the chain are consecutive.
     #[test]
-    fn chain_of_incomplete_listing_has_no_missing_revision(
+    fn chain_of_incomplete_listing_has_consecutive_revisions(
         keep in proptest::collection::vec(any::<bool>(), 10),
         tags in proptest::collection::vec(0_i64..2, 2),
     ) {

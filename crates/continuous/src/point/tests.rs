@@ -32,7 +32,7 @@ impl Recorded {
         }
     }
 
-    /// Stores a base with this revision, whose time is the same number of seconds plus `delay`.
+    /// Stores a base of revision N. Its time is N seconds plus `delay`.
     async fn base(&self, cluster: u64, revision: i64, delay: i64) -> StoredBase {
         let created = (revision + delay) * SECOND;
         let key = format!("{SNAPSHOTS}{}", snapshot_name(created));
@@ -132,7 +132,7 @@ async fn two_chains() -> Recorded {
 }
 
 #[tokio::test]
-async fn points_are_found_in_newest_chain() {
+async fn points_are_found_in_newest_chain_that_contains_them() {
     let recorded = two_chains().await;
     for revision in 10..30 {
         let base = if revision < 18 { 10 } else { 18 };
@@ -175,7 +175,7 @@ async fn points_outside_of_recorded_history_are_refused() {
 }
 
 #[tokio::test]
-async fn nearest_points_of_gap_are_reported() {
+async fn nearest_points_around_gap_are_reported() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, Some(22)).await;
@@ -197,7 +197,7 @@ async fn nearest_points_of_gap_are_reported() {
     }
     assert_eq!(summary(&recorded.at(19).await.unwrap()), (10, 19, 19));
     assert_eq!(summary(&recorded.at(30).await.unwrap()), (30, 30, 30));
-    // A gap at the end is no complete history, even if the agent reports a later time.
+    // If the chain ends with a gap, later times are refused, even if the agent reports that all changes are stored.
     let recorded = Recorded::new();
     let only = recorded.base(7, 10, 0).await;
     recorded.record(&only, 11..=20, 0, Some(22)).await;
@@ -208,7 +208,7 @@ async fn nearest_points_of_gap_are_reported() {
 
 /// The agent was stopped, and nothing has changed before the next base.
 #[tokio::test]
-async fn time_between_chains_without_change_is_found() {
+async fn time_between_chains_is_found_if_nothing_changed() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
@@ -223,7 +223,7 @@ async fn time_between_chains_without_change_is_found() {
     assert!(matches!(error, PointError::InGap { .. }));
 }
 
-/// The snapshot of a base takes time. Meanwhile, the old chain continues, and the new chain receives these changes
+/// While the snapshot of a base is taken, the old chain records further changes. The new chain records the same changes
 /// later.
 #[tokio::test]
 async fn later_time_never_has_earlier_revision() {
@@ -277,7 +277,7 @@ async fn missing_segment_is_reported_for_points_after_it() {
     let recorded = Recorded::new();
     let base = recorded.base(7, 10, 0).await;
     let names = recorded.record(&base, 11..=20, 0, None).await;
-    // The segment with the revisions 15 and 16.
+    // This segment contains the revisions 15 and 16.
     let key = segment_key("", base.name, names[2]);
     recorded.store.delete(&key).await.unwrap();
     for point in [
@@ -327,7 +327,7 @@ async fn chain_before_restored_data_is_ignored() {
     assert_eq!(summary(&at), (15, 18, 38));
 }
 
-/// Invariant 13: the object of a base may name any object of the bucket. The base is refused also if the point does not
+/// Invariant 13: the object of a base may name any object of the bucket. The base is refused even if the point does not
 /// need it.
 #[tokio::test]
 async fn invariant_13_base_with_foreign_snapshot_is_refused() {
@@ -365,7 +365,7 @@ async fn invariant_13_base_with_foreign_snapshot_is_refused() {
 async fn invariant_15_search_limits_number_of_bases() {
     let recorded = Recorded::new();
     let mut expected = Vec::new();
-    // More bases than are read concurrently. Later bases have earlier revisions.
+    // The store has more bases than are read concurrently, and later bases have lower revisions.
     for number in 0..40 {
         let base = recorded.base(7, 100 - number, 2 * number).await;
         expected.push(base.name);

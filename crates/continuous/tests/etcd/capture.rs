@@ -177,7 +177,7 @@ async fn capture_continues_after_restart_of_etcd() {
             matches!(error, CaptureError::Watch(_) | CaptureError::Etcd(_)),
             "{error:?}"
         );
-        // The next attempt fails, because etcd does not run.
+        // etcd does not run, so another call of `run` must fail.
         let again = capture.run(&member, never()).await;
         assert!(matches!(again, Err(CaptureError::Watch(_))), "{again:?}");
         lab.etcd.restart();

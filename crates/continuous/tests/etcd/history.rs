@@ -10,7 +10,7 @@ use crate::lab::revision;
 /// A value of nearly the maximum size that etcd accepts by default.
 const LARGE: usize = 1_572_864 - 600;
 
-/// Makes random changes, and keeps the existing leases.
+/// Makes random changes, and remembers the keys and the leases that exist.
 pub(crate) struct History {
     client: Client,
     rng: StdRng,

@@ -63,8 +63,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // A call with a short deadline and a certificate is sent without a new login, because the login would
-            // delay the call if no member can issue a token, as without a quorum.
+            // A call with a short deadline and a certificate is sent without a new login. Without a quorum, no member
+            // issues a token, so the login would delay the call.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()

@@ -1,7 +1,7 @@
-//! A watch of all keys of a cluster, for the recorder of changes, over its own connection.
+//! Watches all keys of a cluster over a separate connection, for the recorder of changes.
 //!
 //! etcd sends the events of a revision in order. It splits a large batch into fragments, so the events of one revision
-//! can arrive in several batches. etcd does not split the batches that it reads before it confirms the watch.
+//! can arrive in several batches. If etcd has read a batch before it confirms the watch, it does not split this batch.
 //!
 //! The client therefore limits the size of a batch. After [`WatchError::TooLarge`], the caller starts the watch again.
 

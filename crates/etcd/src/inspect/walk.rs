@@ -29,7 +29,8 @@ impl Revisions {
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // If the store was never compacted, this page contains no compaction revision.
+                // If the store was never compacted, this page contains no compaction revision. An unreadable page
+                // counts as such a page.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },

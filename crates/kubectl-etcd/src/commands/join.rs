@@ -280,7 +280,7 @@ fn next_steps(name: &str) -> String {
     )
 }
 
-/// Removes the annotation and so ends the move.
+/// Ends the move: removes the annotation `etcd.database.coreos.com/join` from the EtcdCluster.
 async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     let name = &args.cluster;
     let cluster = access.cluster(name).await?;

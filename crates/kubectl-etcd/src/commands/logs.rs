@@ -1,4 +1,4 @@
-//! `logs`: prints the logs of members, or the log lines of the operators that name a cluster.
+//! `logs`: prints the logs of members, or the operators' log lines that name a cluster.
 
 use futures::{AsyncBufReadExt, StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;

@@ -31,7 +31,7 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let claims: Vec<PersistentVolumeClaim> = access.list(&names::cluster_selector(name)).await?;
     say(&losses(&cluster, &view, &claims))?;
     let question = format!(
-        "Start a new cluster from the surviving data of {name}, and lose all writes that it does not contain?"
+        "Start a new cluster from the surviving data of {name}, and lose all writes that this data does not contain?"
     );
     if !confirm(&question, args.consent)? {
         return Ok(());
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn recovery_warns_about_newer_backup_and_existing_data() {
+    fn recovery_warns_about_newer_backup_and_possible_second_cluster() {
         let text = shown("QuorumLost", 9000);
         assert!(
             text.contains("kubectl etcd restore main --from nightly --overwrite"),

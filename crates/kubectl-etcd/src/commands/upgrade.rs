@@ -80,7 +80,9 @@ fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<P
         UpgradeDirection::Up => {
             "next minor release, can be rolled back until the last member has changed".to_owned()
         }
-        UpgradeDirection::Down => "previous minor release, with etcd's downgrade".to_owned(),
+        UpgradeDirection::Down => {
+            "previous minor release, by a downgrade that etcd supports".to_owned()
+        }
     };
     lines.push(format!("path: {running} → {target} ({step})"));
     lines.push("the operator restarts one member at a time, the leader last".to_owned());

@@ -264,7 +264,7 @@ fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a M
         .max_by_key(|member| member.raft_index))
 }
 
-/// Requests the leader to transfer leadership to the member `next`, and waits until `next` is the leader.
+/// Requests that the leader transfers the leadership to the member `next`, and waits until `next` is the leader.
 async fn transfer(access: &Access, seen: &Seen, next: &MemberView) -> Result<()> {
     let leader = seen.view.leader.clone().unwrap_or_default();
     let id = next.id.clone().unwrap_or_default();

@@ -135,8 +135,7 @@ async fn replace_command_deletes_volume_only_if_other_members_serve() {
     );
     fixture.set_status(json!({})).await;
     fixture.run(&line).ok();
-    // A deleted claim may still exist with a deletion timestamp, because kube-apiserver adds a finalizer to every
-    // PersistentVolumeClaim.
+    // A deleted PVC may still exist with a deletion timestamp, because kube-apiserver adds a finalizer to every PVC.
     let found = claims.get_opt(MEMBERS[1]).await.unwrap();
     assert!(found.is_none_or(|claim| claim.metadata.deletion_timestamp.is_some()));
     assert!(

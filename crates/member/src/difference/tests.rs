@@ -150,7 +150,7 @@ fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
 }
 
 #[test]
-fn noted_image_counts_unless_its_tag_or_digest_differs() {
+fn image_annotation_counts_unless_its_tag_or_digest_differs() {
     let tagged = "quay.io/coreos/etcd:v3.6.16";
     let pinned = "quay.io/coreos/etcd@sha256:01";
     let odd = "registry.local/etcd:stable@sha256:01";
@@ -179,7 +179,7 @@ fn noted_image_counts_unless_its_tag_or_digest_differs() {
         etcd.image = Some(container.to_owned());
         let notes = Notes::of(&pod);
         assert_eq!(notes.image, expected, "{noted} {container}");
-        // A tag of a pinned image is not its version.
+        // If the image has a digest, the version does not come from its tag.
         let version = if expected.ends_with("v3.6.17") {
             "3.6.17"
         } else {

@@ -82,7 +82,7 @@ impl Source {
     }
 
     /// Also fetches the recorded changes with this prefix in the store, and replays them before etcd serves. The
-    /// snapshot must be the snapshot of their base.
+    /// fetched snapshot must be the base of these changes.
     #[must_use]
     pub fn replaying(mut self, prefix: &str, replay: Replay) -> Self {
         self.arguments.extend([

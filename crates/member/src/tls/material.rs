@@ -53,7 +53,7 @@ impl Purpose {
         }
     }
 
-    /// The key names of this set.
+    /// The names of the three keys in a Secret for this purpose. `names` selects one of the two sets of key names.
     pub fn keys(self, names: KeyNames) -> Keys {
         let (certificate, key, ca) = match (names, self) {
             (KeyNames::Usual, _) => ("tls.crt", "tls.key", "ca.crt"),

@@ -1,4 +1,4 @@
-//! Tests of valid and invalid certificates and their faults.
+//! Tests of the checks of certificates: valid certificates have no fault, and each problem is reported.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

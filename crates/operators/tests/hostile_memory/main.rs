@@ -1,5 +1,6 @@
-//! Hostile stores and hostile etcd members send long lists, large responses, or single bytes with long pauses. While
-//! many objects use them, the memory of each operator must stay small, and other tenants must be served (ADR 24).
+//! Tests with hostile stores and hostile etcd members, which send long lists, large responses, or single bytes with
+//! long pauses. While many objects of hostile tenants use these servers, the memory of each operator must stay small,
+//! and the operators must still serve other tenants (ADR 24).
 //!
 //! The operators run as in their pods, with a real kube-apiserver. Each test takes 20 to 60 seconds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

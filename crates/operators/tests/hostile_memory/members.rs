@@ -47,18 +47,19 @@ fn costly_list() -> Answer {
     Answer::Open(list_of(16_000, &[]))
 }
 
-/// One byte every 29 s, just within the time limit between two parts of a snapshot.
+/// An answer that sends one byte every 29 s, just within the time limit between two parts of a snapshot.
 fn slow() -> Answer {
     Answer::Slow(Duration::from_secs(29))
 }
 
-/// A message that announces 3 MiB and never ends.
+/// An answer whose header announces a message of 3 MiB, and that never ends.
 fn long_answer() -> Answer {
     let piece = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat();
     Answer::Endless(piece.into())
 }
 
-/// An argument that permits a tenant to use the member. `flag` is `--etcd-endpoints` or `--join`.
+/// A command-line argument of an operator that permits a tenant to use the member. `flag` is `--etcd-endpoints` or
+/// `--join`.
 fn grant(flag: &str, tenant: &str, member: &HostileMember) -> String {
     let host = member.url.trim_start_matches("http://");
     format!("{flag}={tenant}={host}")

@@ -15,7 +15,8 @@ use crate::server::{self, ApiServer};
 /// Maximum memory of an operator in bytes.
 const LIMIT: u64 = 256 << 20;
 
-/// Counts calls: those in progress, their maximum, and those that have ended.
+/// Counts the calls to a hostile server: those in progress, the most that were in progress at the same time, and those
+/// that have ended.
 #[derive(Default)]
 pub(crate) struct Calls {
     running: AtomicUsize,
@@ -24,7 +25,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// A call that takes this time. It counts as in progress until its end.
+    /// Blocks for this time, and counts a call as in progress meanwhile.
     pub(crate) fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);

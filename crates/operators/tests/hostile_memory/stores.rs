@@ -106,8 +106,8 @@ fn s3(store: &HostileServer, path: &str) -> Value {
     json!({ "path": path, "awsSecret": "aws", "endpoint": store.endpoint, "forcePathStyle": true })
 }
 
-/// Returns one page of a listing with 80,000 long names. The last page is slow and names page 1 as the next page, so
-/// the listing fails.
+/// Returns one page of a listing of 80 pages with 1,000 long names each. The last page is slow, and names page 1 as its
+/// next page, so that the listing fails.
 fn endless_listing(request: &str, calls: &Calls) -> Reply {
     const PAGES: usize = 80;
     let kind = Kind::of(request);
@@ -209,7 +209,8 @@ async fn hostile_store_of_each_kind_does_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// A manifest of the maximum size, whose last bytes are slow. The backup of the honest tenant has no manifest.
+/// A manifest of the maximum size, whose last bytes are sent slowly. The manifest of the honest tenant's backup does
+/// not exist.
 fn large_manifest(request: &str, calls: &Calls) -> Reply {
     const SIZE: usize = 4 << 20;
     if request.contains("/bucket/honest/db.manifest.json") {

@@ -27,7 +27,7 @@ struct Recorded {
     world: World,
     etcd: EtcdProcess,
     base: StoredBase,
-    /// The revisions after the recorded changes.
+    /// The revision after each recorded request.
     revisions: Vec<i64>,
 }
 
@@ -40,7 +40,7 @@ async fn revision(client: &mut Client) -> i64 {
     answer.header().unwrap().revision()
 }
 
-/// Puts, deletions and transactions, some with a lease. Returns the revisions.
+/// Sends puts, deletions and transactions, some of them with a lease. Returns the revision after each request.
 async fn change(client: &mut Client) -> Vec<i64> {
     let mut revisions = Vec::new();
     for index in 0..90 {
@@ -69,7 +69,7 @@ async fn change(client: &mut Client) -> Vec<i64> {
         }
         revisions.push(revision(client).await);
         if index % 30 == 0 {
-            // Time for a hash and for a check of the lease.
+            // During this pause, the agent can record a hash and check the lease.
             sleep(Duration::from_millis(300)).await;
         }
     }
@@ -330,15 +330,16 @@ async fn seed_restores_exact_revisions_of_etcd_3_7() {
     Box::pin(seed_restores_exact_revisions("3.7")).await;
 }
 
-/// The container of etcd replays the changes, and then becomes the member. It needs neither the store nor its Secret.
+/// The etcd container replays the changes, and then becomes the member. For this, it needs neither the store nor the
+/// Secret of the store.
 #[tokio::test]
-async fn interrupted_replay_begins_again_with_snapshot() {
+async fn interrupted_replay_is_repeated_from_snapshot() {
     let recorded = Box::pin(Recorded::new("3.6")).await;
     let at = recorded.revisions[40];
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let (arguments, prepared) = recorded.seed(at, &peer_url);
     Box::pin(fetch(&arguments)).await.unwrap();
-    // The data directory of an earlier start has a part of the changes.
+    // An earlier start was interrupted, so the unfinished data directory contains only a part of the changes.
     let half = recorded
         .world
         .volume
@@ -361,7 +362,7 @@ async fn interrupted_replay_begins_again_with_snapshot() {
     recorded.assert_equal(&member, at).await;
 }
 
-/// Invariant 38: the data directory gets its name only with exactly the requested revision.
+/// Invariant 38: the data directory of the seed gets its final name only if it has exactly the requested revision.
 #[tokio::test]
 async fn invariant_38_seed_with_missing_or_damaged_changes_fails() {
     let recorded = Box::pin(Recorded::new("3.6")).await;
@@ -399,7 +400,7 @@ async fn invariant_38_seed_with_missing_or_damaged_changes_fails() {
     assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
     assert!(trouble.message.contains("missing"), "{}", trouble.message);
     assert!(!recorded.world.data().exists());
-    // With the segment, the restore continues.
+    // When the segment is in the store again, the restore completes.
     store.put(&key, whole.into()).await.unwrap();
     Box::pin(fetch(&arguments)).await.unwrap();
     assert_eq!(prepare(&prepared).unwrap().revision, at);

@@ -34,7 +34,7 @@ struct Hash {
     compact_revision: i64,
 }
 
-/// The response of one endpoint.
+/// The response of one endpoint to `etcdctl endpoint hashkv`.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Invariant 9: a backup that differs from the snapshot of etcd creates no data directory.
+/// Invariant 9: the seed creates no data directory from a backup that differs from the snapshot of etcd.
 #[tokio::test]
 async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;

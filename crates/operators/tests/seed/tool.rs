@@ -6,7 +6,7 @@ use super::*;
 
 use restore::reason::Trouble;
 
-/// The reported problem if a script with these commands replaces the tool.
+/// The problem that `prepare` reports if a shell script with these commands replaces the restore tool.
 async fn trouble_after_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();

@@ -12,8 +12,8 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the start of the ten seconds for the next requests: `since`, or after
-/// [`Check::RestoreUnchanged`] the start of this check.
+/// Fails if the precondition is not met. Returns the start of the ten seconds for the next requests: `since`, or for
+/// [`Check::RestoreUnchanged`], the start of this check.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -25,8 +25,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The time limit of the next request starts with `began`, and not with the observation. The request
-                // depends only on the EtcdRestore, and the observation may be old, because the store is slow.
+                // The time limit of the next request starts with `began`, because this request depends only on the
+                // EtcdRestore. The observation may be older than ten seconds, because a store can be slow.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")
@@ -47,9 +47,9 @@ pub(super) async fn confirm(
     }
 }
 
-/// True if the EtcdRestore is unchanged since the observation. Otherwise another operator process may have completed
-/// the restore, and a user may have deleted the EtcdCluster. This process would then create the EtcdCluster again,
-/// with a lock that no reconcile removes.
+/// True if the EtcdRestore is unchanged since the observation. If it has changed, another operator process may have
+/// completed the restore, and a user may have deleted the EtcdCluster. A new EtcdCluster would then have a lock that no
+/// reconcile removes.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());

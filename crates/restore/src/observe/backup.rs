@@ -152,12 +152,12 @@ pub(super) async fn check(
         Ok(spec) => return Source::Ready(Box::new(spec)),
         Err(trouble) => trouble,
     };
-    // If the status already records a backup, no copy is used instead, because a seed with the recorded backup may
+    // If the status already records a backup, the operator uses no copy, because a seed with the recorded backup may
     // exist.
     if choice::valid_record(restore, false).is_some() {
         return Source::Unavailable(choice::name_missing_backup(restore, trouble));
     }
-    // Copies contain backups, and no recorded changes.
+    // The stores of copies contain backups, but no recorded changes.
     if restore.spec.continuous.is_some() {
         return Source::Unavailable(trouble);
     }

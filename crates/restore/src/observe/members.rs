@@ -188,7 +188,7 @@ pub(super) fn seed_url(
     Some(addresses.client_url_at(address?, &pod?.name_any()))
 }
 
-/// Compares etcd's hash of the seed's keys with the hash in the manifest. Clients cannot use the seed yet.
+/// Compares etcd's hash of the seed's keys with the hash in the manifest. No client can have changed the keys yet.
 pub(super) async fn compare_hash(
     context: &ObserveContext<'_>,
     seed: &Seed,

@@ -28,8 +28,8 @@ const TIME_LIMIT: Duration = Duration::from_mins(2);
 /// Maximum number of problems of a chain in a message. Invariant 15: a forged directory can have 100,000 problems.
 const NAMED_FAULTS: usize = 3;
 
-/// The directory of the changes that an EtcdBackup has recorded, and the time in microseconds since the epoch before
-/// which all changes are in the store, if the status of the EtcdBackup reports this time.
+/// The directory of the changes that an EtcdBackup has recorded, and a time in microseconds since the epoch. All
+/// changes before this time are in the store. `None` if the status of the EtcdBackup does not report the time.
 pub(super) fn recorded_by(backup: &EtcdBackup) -> Result<(StorageBlock, Option<i64>), Trouble> {
     let spec = &backup.spec;
     let selected = spec

@@ -7,7 +7,8 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// The backup that a reference with this `before` selects, from the status of the EtcdBackup; `None` without a backup.
+/// The backup that `spec.backup` with this `before` selects from the status of the EtcdBackup. `None` without such a
+/// backup.
 pub(super) fn selected(backup: &EtcdBackup, before: Option<&Time>) -> Option<StoredBackup> {
     match before {
         None => newest(backup),

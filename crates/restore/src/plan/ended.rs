@@ -1,9 +1,9 @@
 //! Replaces a seed's pod that has ended: it was evicted, shut down with its node, or rejected by a kubelet. Kubernetes
 //! does not restart such a pod.
 //!
-//! The pod is replaced only while no client can have written to the seed. In a new cluster, this ends when the cluster
-//! ID is recorded, and in a restore in place when the old members stop. Afterwards, the cluster operator replaces the
-//! pod.
+//! The pod is replaced only while no client can have written to the seed. This time ends for a new cluster when the
+//! cluster ID is recorded, and for a restore in place when the old members stop. Afterwards, the cluster operator
+//! replaces the pod.
 
 use super::{Action, Plan};
 use crate::snapshot::{Life, PodFacts};

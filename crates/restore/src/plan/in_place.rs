@@ -43,7 +43,7 @@ pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Plans the steps before the lock, and reports all problems that can be detected without a change.
+/// Plans the steps before the lock is set, and reports all problems that can be detected without a change.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);

@@ -81,7 +81,8 @@ pub enum Request {
     DeleteRestore,
 }
 
-/// The requests of an action. Records in the status of the EtcdRestore are written with the status.
+/// The requests of an action. A record in the status of the EtcdRestore needs no request here, because it is written
+/// together with the status.
 ///
 /// # Errors
 ///

@@ -79,13 +79,14 @@ impl LocalEtcd {
             .arg("--initial-cluster-state=existing")
             .arg(format!("--max-txn-ops={MAX_CHANGES}"))
             .arg(format!("--max-request-bytes={MAX_REQUEST}"))
-            // No quota. The member's etcd starts with the quota of the cluster, and reports an alarm if the data
-            // exceeds it.
+            // This etcd has no quota. The member's etcd starts with the quota of the cluster, and reports an alarm if
+            // the data exceeds it.
             .arg("--quota-backend-bytes=-1")
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
-        // After a crash, the next start begins again with the snapshot. etcd 3.4 lacks this flag.
+        // Without fsync, etcd is faster. After a crash, the next start begins again with the snapshot. etcd 3.4 lacks
+        // this flag.
         if settings.tool.file_name() == Some(OsStr::new("etcdutl")) {
             command.arg("--unsafe-no-fsync");
         }
@@ -169,7 +170,7 @@ impl LocalEtcd {
     /// Whether the process exists. A process that has ended and was not waited for is a zombie.
     fn runs(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        // The state follows the name of the program, which is in parentheses.
+        // In this file, the state of the process follows the name of the program, which is in parentheses.
         let state = status
             .as_deref()
             .ok()
@@ -206,8 +207,8 @@ impl LocalEtcd {
         let stopped = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let stopped = stopped.map_err(io::Error::from);
         let ended = stopped.and_then(|()| self.child.wait());
-        // etcd ends itself with the same signal, so its exit status contains no information. The caller checks the
-        // revision of the database.
+        // etcd ends itself with the signal that it has received, so its exit status contains no information. The caller
+        // checks the revision of the database.
         ended
             .map(|_| ())
             .map_err(|error| self.failed(&format!("it cannot be stopped: {error}")))
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_have_ended_do_not_run() {
+    fn ended_process_does_not_count_as_running() {
         let child = Command::new("sleep").arg("60").spawn().unwrap();
         let mut etcd = LocalEtcd {
             child,

@@ -75,7 +75,8 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 8 << 20;
-    /// Larger than the read-ahead of the kernel, so a read in one half loads no page of the other half.
+    /// Half of the size of a file. It is larger than the read-ahead of the kernel, so a read in one half loads no page
+    /// of the other half.
     const HALF: u64 = SIZE / 2;
 
     struct Files {

@@ -161,7 +161,7 @@ pub(super) fn replay_changes(
         hashes = report.hashes_compared,
         "replayed the recorded changes"
     );
-    // etcd has not synced its files.
+    // etcd may have run without fsync, so its files are synced here.
     sync_files(data).map_err(|error| volume_trouble("write", data, &error))
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn replay_arguments_go_together() {
+    fn incomplete_replay_arguments_are_rejected() {
         let parse =
             |arguments: &[&str]| Parsed::try_parse_from([&["seed"][..], arguments].concat());
         let all = [

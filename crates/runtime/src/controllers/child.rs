@@ -8,8 +8,8 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::guarded::Guarded;
 
-/// The request to reconcile the owner of a child. `None` if no `K` owns it. A retained PVC has no owner, so its label
-/// names the `K`. `uid_of` returns the UID of an existing `K`.
+/// The request to reconcile the owner of a child. `None` if no `K` owns it. For a retained PVC, which has no owner, the
+/// label of the PVC names the `K`. `uid_of` returns the UID of an existing `K`.
 pub(super) fn request<K, Child>(
     child: &ObjectMeta,
     notify: impl Fn(&str, &ObjectMeta),
@@ -87,8 +87,8 @@ mod tests {
         assert_eq!(requested(&ObjectMeta::default()), None);
         assert_eq!(notified.get(), 1);
 
-        // A retained PVC has no owner, so its label names the cluster. A cluster that does not exist gets no
-        // reconcile.
+        // A retained PVC has no owner, so the label of the PVC selects the cluster. A cluster that does not exist gets
+        // no reconcile.
         let labelled = |cluster: &str| ObjectMeta {
             labels: Some([(names::LABEL_CLUSTER.to_owned(), cluster.to_owned())].into()),
             owner_references: None,

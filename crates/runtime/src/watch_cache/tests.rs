@@ -135,7 +135,7 @@ fn cache_that_is_older_than_last_read_returns_nothing() {
     apply(&feed, Event::Delete(raw("db-b", 11)));
     assert_eq!(names(&cache).unwrap(), ["db-a"]);
 
-    // `db-c` was created after the list, so the cache contains it.
+    // `db-c` is created after the recorded list, so the cache returns it.
     apply(&feed, Event::Apply(raw("db-c", 13)));
     assert_eq!(names(&cache).unwrap(), ["db-a", "db-c"]);
     // The read of another cluster has no effect on this cluster.

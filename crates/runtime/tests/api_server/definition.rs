@@ -154,7 +154,7 @@ fn newer_crd() -> CustomResourceDefinition {
 
 /// After a rollback of the operators, the CRDs and the objects may have fields of a later release.
 #[tokio::test]
-async fn operator_keeps_spec_and_record_fields_of_later_release() {
+async fn operator_keeps_fields_of_later_release_from_other_managers() {
     let server = ApiServer::start().await;
     let client = server.client();
     let scope = Scope::namespace(NAMESPACE);

@@ -170,7 +170,7 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
 }
 
 impl AbsConfig {
-    /// The endpoint for messages.
+    /// The endpoint, as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()

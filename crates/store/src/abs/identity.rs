@@ -141,8 +141,8 @@ impl Identity {
             Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
-            // The error message may contain the start of the response, because an error response contains no token.
-            // It names the tenant and the client.
+            // The error message contains the start of the response, which names the tenant and the client. This is
+            // safe, because an error response contains no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }

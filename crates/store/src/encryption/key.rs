@@ -196,7 +196,7 @@ impl Keys {
         })
     }
 
-    /// The names and the IDs of all keys, for messages.
+    /// The names and the IDs of all keys, as messages show them.
     pub fn describe(&self) -> String {
         let keys = self.keys.iter();
         let keys = keys.map(|key| format!("{} (ID {})", key.name, key.id));

@@ -219,8 +219,8 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request, which the store rejects if the content does not match the CRC32C in it. A retry
-    /// is harmless, because it writes the same content.
+    /// Writes an object in one request. The store rejects the request if the content does not match the CRC32C in the
+    /// request. A retry is harmless, because it writes the same content.
     pub(super) async fn put(
         &self,
         key: &str,

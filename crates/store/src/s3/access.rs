@@ -162,13 +162,13 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 }
 
 impl S3Config {
-    /// The endpoint for messages.
+    /// The endpoint, as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// The endpoint for messages. With the pod's own identity, the AWS library reads the endpoint from environment
-    /// variables and does not return it, so this function reads them too.
+    /// The endpoint, as messages show it. With the pod's own identity, the AWS library reads the endpoint from
+    /// environment variables and does not return it, so this function reads them too.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {

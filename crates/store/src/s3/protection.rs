@@ -66,7 +66,7 @@ impl S3Protection {
             Some(expected) if answered != Some(&expected) => Err(Error::Invalid {
                 field: "serverSideEncryption".to_owned(),
                 problem: format!(
-                    "{expected}: the store does not confirm this encryption: correct or remove it"
+                    "the store does not confirm the encryption {expected}: correct or remove it"
                 ),
             }),
             _ => Ok(()),
@@ -95,7 +95,9 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(
-                error.starts_with("serverSideEncryption: aws:kms: the store does not confirm"),
+                error.starts_with(
+                    "serverSideEncryption: the store does not confirm the encryption aws:kms"
+                ),
                 "{error}"
             );
         }

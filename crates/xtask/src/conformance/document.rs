@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_number_is_matched_as_a_whole() {
+    fn text_invariant_1_does_not_match_invariant_10() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")

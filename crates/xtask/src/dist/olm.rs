@@ -137,7 +137,7 @@ fn labels(release: &Release) -> BTreeMap<String, String> {
     .into()
 }
 
-/// The Dockerfile of the bundle's image. The build context is its folder.
+/// The Dockerfile of the bundle's image. The build context is the folder of the Dockerfile.
 fn dockerfile(labels: &BTreeMap<String, String>) -> String {
     let mut lines = String::new();
     for (name, value) in labels {
@@ -321,8 +321,7 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The example of the EtcdCluster is renamed to the name in the example of the EtcdBackup, so that both examples
-    // belong together.
+    // The EtcdCluster gets the name that the EtcdBackup contains, so that both examples belong together.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

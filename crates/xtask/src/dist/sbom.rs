@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bill_of_materials_has_no_folder_of_this_machine() {
+    fn bill_of_materials_contains_no_local_path() {
         let text = r#"{"metadata":{"component":{"version":"0.1.0","bom-ref":"path+file:///home/a/x/crates/b#0.1.0"}}}"#;
         let normal = normalized(text, Path::new("/home/a/x"), "0.1.0-rc.1").unwrap();
         assert!(!normal.contains("/home"), "{normal}");

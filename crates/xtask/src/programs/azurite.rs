@@ -1,5 +1,5 @@
-//! Azurite, the server for Azure Blob Storage in the tests, from a pinned npm package. Without Node.js, the testbed
-//! has no Azurite, and only its tests fail.
+//! Azurite, the server for Azure Blob Storage in the tests, from a pinned npm package. Without Node.js, the testbed has
+//! no Azurite, and only the tests with Azure Blob Storage fail.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use super::{cached, digest};
 use crate::{checkout, shell};
 
-/// Files in `e2e/testbed/azurite` that the hash of the cache folder includes.
+/// Files in `e2e/testbed/azurite`. A change of their content creates a new cache folder, because the name of the folder
+/// contains a hash of them.
 const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
 
 /// Returns the cache folder with the npm package and `serve.js`. Installs the package if the folder does not exist.

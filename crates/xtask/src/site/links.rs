@@ -53,7 +53,7 @@ pub(super) fn is_page(path: &str) -> bool {
     ends_with(path, "md")
 }
 
-/// True for a picture, which pages show.
+/// True for an SVG picture. Other files that are not Markdown get a generated page (see [`in_site`]).
 pub(super) fn is_picture(path: &str) -> bool {
     ends_with(path, "svg")
 }

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn linked_page_that_is_not_in_table_of_contents_is_rejected() {
+    fn linked_page_without_readme_in_table_of_contents_is_rejected() {
         for place in ["docs/b.md", "b.md"] {
             let (_folder, outcome) = written(&[
                 ("docs/SUMMARY.md", "[I](README.md)\n\n- [A](a.md)\n"),

@@ -17,8 +17,8 @@ use crate::shell;
 /// The folder in which the controller manager creates volumes. The path is not configurable.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
-/// Mount points of the namespace that the host may lack. They are created before the mount, and removed later if they
-/// are empty.
+/// Paths at which the namespace mounts folders of the testbed. If the host lacks such a path, the path is created
+/// before the mount, and removed later if it is empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
 /// Sysctls of the whole host that a kubelet sets, with their values. In the namespace, a file with the value is

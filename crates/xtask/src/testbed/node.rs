@@ -146,8 +146,8 @@ pub(crate) fn load_image(
     import(testbed, index, archive, &present)
 }
 
-/// Removes images of the operators whose archives no longer exist. They would fill the disk, because every change of
-/// the code creates a new image.
+/// Removes the operator images whose archives no longer exist. Without the removal, they would fill the disk, because
+/// every change of the code creates a new image.
 fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {

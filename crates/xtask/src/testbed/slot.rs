@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_is_not_used_if_machine_has_its_networks() {
+    fn slot_is_skipped_if_host_has_routes_to_its_networks() {
         let routes = parse_routes(
             "default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n",
         );

@@ -40,9 +40,10 @@ const WRITES: usize = 50;
 enum Part {
     /// The throughput of etcd with and without the agent.
     Throughput,
-    /// The CPU time and the memory of the agent, and its writes to the store, at given rates.
+    /// The CPU time and the memory of the agent, and its writes to the store, at given rates of writes to etcd.
     Resources,
-    /// The acknowledged writes that are missing in the store if the cluster is lost.
+    /// The recovery point: the time range of the acknowledged writes that the store does not have if the cluster is
+    /// lost.
     RecoveryPoint,
 }
 
@@ -87,7 +88,7 @@ struct Resources {
     requested: u32,
     reached: f64,
     cores: f64,
-    /// The largest measured values.
+    /// The largest measured values of the memory.
     resident_megabytes: f64,
     working_set_megabytes: f64,
     segments_per_hour: f64,
@@ -97,7 +98,8 @@ struct Resources {
     lag_revisions: Option<i64>,
 }
 
-/// Recovery points in seconds: the time in which etcd acknowledged writes that were not in the store.
+/// Recovery points in seconds. A recovery point is the time between the first and the last acknowledged write that the
+/// store does not have.
 #[derive(Debug, Default, Serialize)]
 struct RecoveryPoint {
     /// At random moments, without a failure.
@@ -198,7 +200,8 @@ async fn compact(sandbox: &Sandbox) -> Result<()> {
     keys.compact(keys.revision().await?).await
 }
 
-/// One round. The order of the two measurements alternates, so that a trend of the machine affects both.
+/// One round. The order of the two measurements alternates, so that a gradual change of the machine's speed affects
+/// both.
 async fn throughput(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -258,7 +261,7 @@ async fn resources(
     let after = all.last().context("no statistics")?;
     let most = |figure: fn(&Usage) -> f64| all.iter().map(figure).fold(0.0, f64::max) / 1e6;
     let continuous = field(&object, "/status/continuous");
-    #[allow(clippy::cast_precision_loss)] // The numbers are far below 2^52.
+    #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
     let per_hour = |count: u64| count as f64 * 3600.0 / seconds as f64;
     let measured = Resources {
         requested: rate,
@@ -276,7 +279,7 @@ async fn resources(
     Ok(measured)
 }
 
-/// The first statistics of a new pod, for which the kubelet needs some seconds.
+/// Waits until the kubelet reports statistics for a new pod, which takes some seconds. Returns the statistics.
 async fn first_usage(sandbox: &Sandbox, pod: &Pod) -> Result<Usage> {
     until("the kubelet has statistics", DEADLINE, async || {
         Ok(Poll::Done(usage(sandbox, pod).await?))
@@ -284,7 +287,7 @@ async fn first_usage(sandbox: &Sandbox, pod: &Pod) -> Result<Usage> {
     .await
 }
 
-/// Statistics of a pod during this time.
+/// Reads the statistics of a pod every [`MEMORY_INTERVAL`] for this number of seconds.
 async fn usages(sandbox: &Sandbox, pod: &Pod, seconds: u64) -> Result<Vec<Usage>> {
     let mut all = Vec::new();
     let mut left = Duration::from_secs(seconds);

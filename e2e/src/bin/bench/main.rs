@@ -81,8 +81,8 @@ enum Benchmark {
     Scale(scale::Options),
     /// Measure the upgrade of three members from 3.5 to 3.6, and its effect on a client that writes.
     Upgrade {
-        /// Number of clusters to upgrade without volumes, and also the number with volumes. The result is the median
-        /// of each kind.
+        /// Number of clusters of each kind to upgrade: without volumes, and with volumes. The result is the median of
+        /// each kind.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
         /// Write the results to this file as JSON.

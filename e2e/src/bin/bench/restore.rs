@@ -35,10 +35,10 @@ const GOAL_DOWNTIME: f64 = 5.0;
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
-    /// The manual restore with `aws s3 cp` as download. `None` without `--aws`.
+    /// The manual restore that downloads the backup with `aws s3 cp`. `None` without `--aws`.
     #[serde(skip_serializing_if = "Option::is_none")]
     by_hand: Option<ByHand>,
-    /// The manual restore with one HTTP request as download.
+    /// The manual restore that downloads the backup with one HTTP request.
     by_hand_bare: ByHand,
     /// From the creation of the EtcdRestore until a verified seed serves clients.
     ours: f64,

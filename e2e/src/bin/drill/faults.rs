@@ -17,7 +17,8 @@ const LARGE_VALUE: usize = 64 << 10;
 /// The limit of writes per second for a slow disk. A sync of etcd's write-ahead log then takes about 0.2 s.
 pub(crate) const SLOW_WRITES: u32 = 10;
 
-/// The operators' Deployments. The pods of the first ones are the most important to keep when a node fails.
+/// The operators' Deployments, the most important first. If possible, the fault `DeadNode` spares the nodes of the
+/// first ones.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
@@ -38,8 +39,8 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     })
 }
 
-/// Injects a fault, and waits until the damage is done; the alerts fire later. After an interruption, a second call
-/// with the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], otherwise `None`.
+/// Injects a fault, and waits until it takes effect. Alerts fire later. If a call was interrupted, a second call with
+/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], otherwise `None`.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {

@@ -275,7 +275,7 @@ impl Fleet {
         )
     }
 
-    /// The Secret with the server certificate of [`BILLING`], which has expired.
+    /// The Secret of [`BILLING`] with an expired server certificate.
     pub(crate) fn expired_secret(&self) -> Result<String> {
         let authority = self.authority()?;
         let signed = authority.sign_expired(&names())?;

@@ -124,8 +124,8 @@ async fn fault(fleet: &Fleet) -> Result<()> {
                 println!("All faults were made. Run `cargo xtask drill reveal`.");
                 return Ok(());
             };
-            // The stopped node and the slow disk of the last fault are repaired here, because the user may have
-            // repaired the cluster without them.
+            // The stopped node and the slow disk of the last fault are repaired here, because the user may have made
+            // the clusters healthy without repairing the node or the disk.
             record.slow = None;
             record.write(&file)?;
             Testbed::of(&fleet.sandbox)?.repair().await?;
@@ -256,7 +256,7 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     }
 }
 
-/// Prints the firing alerts, the critical ones first, then the oldest first.
+/// Prints the firing alerts: first the critical alerts, then the others. Both groups start with the oldest alert.
 async fn alerts(fleet: &Fleet) -> Result<()> {
     let mut alerts = fleet.prometheus()?.active_alerts().await?;
     alerts.retain(|alert| alert["state"] == "firing");

@@ -149,7 +149,8 @@ async fn await_replaced(sandbox: &Sandbox, member: &str) -> Result<()> {
     replaced.await.map(drop)
 }
 
-/// The pods of `count` members, for a fault. `pick` selects the first pod in the order of names.
+/// The pods of `count` members, for a fault: the pod that `pick` selects, and the pods that follow it in the order of
+/// names.
 async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
     let mut pods = sandbox.member_pods(CLUSTER).await?;
     pods.sort_by_key(ResourceExt::name_any);

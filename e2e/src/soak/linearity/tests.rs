@@ -183,7 +183,7 @@ async fn linearity_check_finds_duplicated_swap() {
         swap("a", "c", (4, Some(7)), 12),
     ])
     .await;
-    // The second read returns `b` after the write of `c`, so the swap took effect twice.
+    // The read returns `b` after the write of `c`, so the swap took effect twice.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(4)), 11),

@@ -1,4 +1,4 @@
-//! Faults of the stores of continuous backups and of copies.
+//! Faults of the stores for continuous backups and for copies of backups.
 
 use anyhow::Result;
 use e2e::bucket::Bucket;

@@ -101,7 +101,7 @@ fn image_needs_digest_and_excludes_repository() {
 }
 
 #[test]
-fn pinned_image_is_only_for_version_of_spec() {
+fn spec_image_is_used_only_for_spec_version() {
     let version = |text: &str| EtcdVersion::parse(text).unwrap();
     let spec = EtcdClusterSpec {
         version: "v3.6.16".into(),

@@ -262,7 +262,7 @@ fn copy_is_retried_if_only_newest_backup_was_copied() {
     );
 }
 
-/// Invariants 9 and 31.
+/// Invariants 9 and 31: the rules get a time on which both clocks agree, and otherwise remove no copy.
 #[test]
 fn retention_of_copy_needs_clocks_that_agree() {
     let backup = with(|object| object["spec"]["copyTo"][0]["maxBackups"] = json!(1));
@@ -336,7 +336,7 @@ fn etcdbackup_expires_only_after_its_copies_are_complete() {
     assert_eq!(expired.action, Action::DeleteBackup);
 }
 
-/// An EtcdBackup with `deletionPolicy: Delete` that is being deleted since second 0, after an attempt to copy.
+/// An EtcdBackup with `deletionPolicy: Delete` and one attempt to copy. Its deletion started at second 0.
 fn deleted() -> EtcdBackup {
     with(|object| {
         object["metadata"]["deletionTimestamp"] = json!(at(0).to_string());
@@ -357,7 +357,7 @@ fn removal(work: Work<RemovalResult>) -> CopyInputs {
 }
 
 #[test]
-fn deletion_removes_copies_before_first_store() {
+fn deletion_removes_copies_before_backups_of_first_store() {
     let backup = deleted();
     assert_eq!(
         needs(&backup, &CopyInputs::default(), at(1)),
@@ -419,7 +419,7 @@ fn deletion_ignores_copies_that_cannot_exist() {
     }
     let early = planned(&deleted(), missing(Reason::SecretMissing), at(299));
     assert_eq!(early.action, Action::Nothing);
-    // The first store is read in every state of the copies.
+    // The plan reads the first store even while the removal of the copies is not complete.
     let need = need_of(&deleted(), &snapshot(opened()), at(1));
     assert_eq!(need, crate::plan::Need::RemoveAll);
 }

@@ -29,8 +29,8 @@ const NAME: &str = "agent";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
 /// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
-/// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large, and
-/// memory for the names of a base's segments at its start.
+/// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large. At
+/// its start, it also needs memory for the names of all segments of a base.
 const MEMORY: (&str, &str) = ("64Mi", "512Mi");
 /// The volume for waiting segments is larger than their limit, because the last segment may exceed it.
 const SPOOL_RESERVE: u64 = 128 << 20;

@@ -207,7 +207,7 @@ fn agent_of_hibernated_cluster_is_deleted() {
     assert_eq!(next.step, RecordingStep::Nothing);
 }
 
-/// Otherwise the agent would write further objects after the removal.
+/// Invariant 13: an agent that still runs could write further objects after the removal of its objects.
 #[test]
 fn invariant_13_agent_ends_before_its_objects_are_removed() {
     let deleted = |policy: &str| {
@@ -238,7 +238,8 @@ fn invariant_13_agent_ends_before_its_objects_are_removed() {
         assert_eq!(next.action, Action::Nothing);
         assert!(next.requeue.is_some());
     }
-    // The pod of an agent on a lost node does not end, so the status reports the obstacle.
+    // The pod of an agent on a lost node does not end. After two minutes, the status reports that this pod blocks the
+    // deletion.
     for (seconds, blocked) in [(120, false), (121, true)] {
         let next = plan_all(&backup, &snapshot(AgentState::Stopping), at(seconds));
         assert_eq!(next.action, Action::Nothing);

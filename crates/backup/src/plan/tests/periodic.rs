@@ -424,8 +424,8 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
 /// before it starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
-    // The interval is two seconds. The backup started at second 0 and ended at second 5, so the next backup is already
-    // due at second 8.
+    // The interval is two seconds. The backup started at second 0 and ended at second 5, so at second 8 the next backup
+    // is already due.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });

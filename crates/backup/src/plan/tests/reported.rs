@@ -28,7 +28,7 @@ fn second_run() -> EtcdBackup {
     after(backup, &due, at(4000))
 }
 
-/// Three EtcdBackups with a backup in progress, each with the time of the next reconcile.
+/// Three EtcdBackups with a backup in progress, each with the time at which its next reconcile is planned.
 fn started() -> [(EtcdBackup, Timestamp); 3] {
     [
         (begun(|_| ()), at(1)),

@@ -110,7 +110,8 @@ fn verification_starts_only_within_its_window() {
         assert!(why.contains(part), "{why}");
     }
     assert!(waits.requeue.is_some(), "{waits:?}");
-    // Outside its window, the EtcdBackup takes no turn, so it does not delay verifications of other EtcdBackups.
+    // Outside its window, the EtcdBackup does not reserve the turn of its namespace, so it does not delay the
+    // verifications of other EtcdBackups.
     assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
     let running = running_since("2026-01-02T11:59:00Z");
     let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);
@@ -288,7 +289,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result after the time limit is accepted.
+    // A result that arrives after the time limit is still used.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
@@ -352,7 +353,7 @@ fn removal_of_verification_settings_ends_running_verification() {
     );
 }
 
-/// Invariant 31: retention keeps the newest verified backup, which the plan names.
+/// Invariant 31: the plan names the newest verified backup, and retention keeps this backup.
 #[test]
 fn invariant_31_verified_backup_is_passed_to_retention() {
     let verified = json!({ "lastVerified": { "location": OLDER } });

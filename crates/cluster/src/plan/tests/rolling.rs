@@ -95,10 +95,9 @@ impl Scene {
         self
     }
 
-    /// Gives the pods a flag that etcd 3.5 does not know.
-    pub(super) fn with_max_learners_flag(mut self) -> Self {
+    pub(super) fn with_flag(mut self, flag: &str) -> Self {
         for pod in self.observed.pods.values_mut() {
-            pod.flags = ["--max-learners".to_owned()].into();
+            pod.flags = [flag.to_owned()].into();
         }
         self
     }
@@ -444,26 +443,25 @@ fn downgrade_changes_images_of_existing_pods() {
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// etcd 3.5 does not know `--max-learners`, and the flags of a running pod cannot change.
+/// etcd 3.5 does not know these flags, and the flags of a running pod cannot change.
 #[test]
 fn downgrade_recreates_pods_that_have_newer_flags() {
-    let scene = Scene::formed(&["a", "b", "c"]).durable();
-    let scene = scene
-        .all_run("3.6.16")
-        .wants("3.5.35")
-        .with_max_learners_flag();
-    let scene = scene.allowed("3.5", "3.5.0").compared();
-    let writes = scene.drained().writes();
-    assert!(
-        matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
-            if member == "b" && pod == "b" && version == "3.5.35"),
-        "{writes:?}"
-    );
+    for flag in ["--max-learners", "--peer-skip-client-san-verification"] {
+        let scene = Scene::formed(&["a", "b", "c"]).durable();
+        let scene = scene.all_run("3.6.16").wants("3.5.35").with_flag(flag);
+        let scene = scene.allowed("3.5", "3.5.0").compared();
+        let writes = scene.drained().writes();
+        assert!(
+            matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
+                if member == "b" && pod == "b" && version == "3.5.35"),
+            "{flag}: {writes:?}"
+        );
+    }
 }
 
 #[test]
 fn downgrade_without_volumes_adds_replacement_before_removal() {
-    let scene = towards("3.6.16", "3.5.35").with_max_learners_flag();
+    let scene = towards("3.6.16", "3.5.35").with_flag("--max-learners");
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
     assert!(

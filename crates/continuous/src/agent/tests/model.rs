@@ -1,8 +1,8 @@
-//! A model of the agent's storing, with random crashes, lost and late uploads, compactions and new bases.
+//! A model of how the agent stores changes, with random crashes, lost and late uploads, compactions and new bases.
 //!
-//! The recorder, the outbox, the search of the stored chain, the reader and the retention are the real ones. etcd and
-//! the store are simulated. The model repeats the steps of `Agent::record` one by one, and does not run the capture.
-//! The model in `capture/tests.rs` runs the capture, with a simulated watch.
+//! The model runs the real recorder, outbox, search of the stored chain, reader and retention, and simulates etcd and
+//! the store. It repeats the steps of `Agent::record` one by one, and does not run the capture. The model in
+//! `capture/tests.rs` runs the capture, with a simulated watch.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ const STEPS: usize = 120;
 enum Mistake {
     /// A failed upload counts as stored.
     FailureIsIgnored,
-    /// The next chain begins before the old chain has the revision of its base.
+    /// The next chain begins before the old chain contains the revision of the next base.
     SwitchIsEarly,
     /// The next base is taken before the gap is stored.
     GapIsNotStored,
@@ -62,13 +62,13 @@ struct World<'a> {
     reported: BTreeSet<i64>,
     /// The revisions that may be missing: those between a gap or a crash and the next base.
     excused: BTreeSet<i64>,
-    /// If the next chain has another base, revisions after this one may be missing before that base.
+    /// If the next process takes another base, revisions between this revision and the new base may be missing.
     excused_after: Option<i64>,
     /// The bases whose chains have ended with a gap.
     ended: Vec<BaseName>,
 }
 
-/// The only transaction with this revision.
+/// The transaction with this revision, which is the same in every process.
 fn transaction(revision: i64) -> Transaction {
     let change = Change {
         key: Bytes::from(revision.to_string()),
@@ -267,7 +267,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Ends the faults. All revisions must be recorded.
+    /// Stops the faults, and runs the agent until it has recorded all revisions. Fails if this takes too many steps.
     async fn settle(&mut self) -> Result<(), String> {
         self.has_faults = false;
         for _ in 0..50 {
@@ -295,7 +295,8 @@ impl World<'_> {
         Err("the agent does not record all revisions".to_owned())
     }
 
-    /// The revisions that the store contains. Each chain must be valid, and each reported revision must be there.
+    /// The revisions that the store contains. Fails if a chain is not valid, or if a revision is missing that a process
+    /// has reported as stored.
     async fn recorded(&self) -> Result<BTreeSet<i64>, String> {
         let text = |error: ReadError| format!("{error:?}");
         let mut recorded = BTreeSet::new();
@@ -316,7 +317,9 @@ impl World<'_> {
         if lost.is_empty() {
             Ok(recorded)
         } else {
-            Err(format!("revisions {lost:?} were reported as stored"))
+            Err(format!(
+                "revisions {lost:?} were reported as stored, but are missing"
+            ))
         }
     }
 
@@ -348,7 +351,9 @@ impl World<'_> {
             // The report contains only the newest gaps.
             let is_reported = is_in_gap || held.gap_count > held.gaps.len() as u64;
             if !self.excused.contains(&revision) || !is_reported {
-                return Err(format!("revision {revision} is missing without a reason"));
+                return Err(format!(
+                    "revision {revision} is missing without a reason or a reported gap"
+                ));
             }
         }
         let mut gaps = held.gaps.iter();
@@ -357,7 +362,9 @@ impl World<'_> {
             return Err(format!("{gap:?} is reported, but no revision is missing"));
         }
         match self.ended.iter().find(|base| !self.has_gap_record(**base)) {
-            Some(base) => Err(format!("the chain of {base} has ended without a gap")),
+            Some(base) => Err(format!(
+                "the chain of {base} has ended without a record of a gap"
+            )),
             None => Ok(()),
         }
     }

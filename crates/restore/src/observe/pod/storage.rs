@@ -261,7 +261,7 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Before Kubernetes 1.23, this annotation had another name.
+        // Before Kubernetes 1.23, the annotation with the provisioner had another name.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
         // The scheduler has selected a node, and the provisioner creates the volume. Meanwhile, the status of the pod
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_time_limit_counts_from_last_change_of_pvc() {
+    fn storage_time_limit_starts_at_last_change_of_pvc_unless_provisioning_failed() {
         let mut changed = pvc(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
             { "manager": "etcd-restore-operator", "time": at(CREATED).to_string() },

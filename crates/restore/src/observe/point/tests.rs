@@ -49,7 +49,7 @@ fn found() -> FoundPoint {
 }
 
 #[test]
-fn requested_point_is_the_only_one_in_spec() {
+fn exactly_one_requested_point_is_accepted() {
     let requested = |at: Value| {
         let restore = restore(&at);
         requested(&restore.spec.continuous.unwrap().at)
@@ -98,7 +98,7 @@ fn record_contains_point_and_snapshot_of_base() {
             "prefix": "etcd/main.continuous/uid/",
         })
     );
-    // The path is always the bucket and the key.
+    // A directory whose path does not end with the key is refused.
     assert!(chosen(&restore, &directory, "another", &found()).is_err());
 }
 

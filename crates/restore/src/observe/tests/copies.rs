@@ -1,4 +1,4 @@
-//! Which store a restore by the name of an EtcdBackup uses, with a real S3 server for both stores.
+//! Tests which store a restore with `spec.backup` uses. Both stores are buckets of a real S3 server.
 
 use std::collections::BTreeMap;
 

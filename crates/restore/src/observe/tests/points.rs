@@ -143,7 +143,7 @@ fn problem(observation: &Observation) -> &Trouble {
 }
 
 #[tokio::test]
-async fn point_is_found_by_name_and_by_path() {
+async fn point_is_found_by_etcdbackup_name_and_by_path() {
     let server = recorded().await;
     let by_name = json!({ "backup": { "name": "b" } });
     let directory = PREFIX.trim_end_matches('/');
@@ -188,7 +188,7 @@ async fn dry_run_finds_point_without_record_of_seed() {
         panic!("{planned:?}");
     };
     assert_eq!(chosen.continuous.unwrap().revision, 13);
-    // A point that is not recorded is reported, also by a dry run.
+    // A dry run also reports a point that is not recorded.
     let future = json!({ "at": { "revision": 21 }, "dryRun": true });
     let restore = restore_at(&source, &future, &plain());
     let observation = observed(&restore, backup).await;
@@ -198,7 +198,7 @@ async fn dry_run_finds_point_without_record_of_seed() {
     assert!(trouble.message.contains(newest), "{}", trouble.message);
 }
 
-/// Invariant 38: the restore has created nothing yet.
+/// Invariant 38: the restore refuses the point before it creates anything.
 #[tokio::test]
 async fn invariant_38_point_without_proof_is_refused() {
     let server = recorded().await;

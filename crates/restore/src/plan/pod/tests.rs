@@ -321,7 +321,7 @@ fn parsed(pod: &Value, container: &str) -> crate::seed::Command {
 }
 
 #[test]
-fn seed_of_restore_of_point_gets_base_and_revision() {
+fn seed_of_restore_to_point_gets_base_and_revision() {
     let point: ChosenPoint = serde_json::from_value(json!({
         "revision": 17, "time": "2026-11-28T01:02:03.000004Z", "base": "10-ab", "baseRevision": 10,
         "baseTime": "2026-11-28T00:00:00.000000Z", "clusterID": "ab", "segments": 2, "segmentBytes": 300,

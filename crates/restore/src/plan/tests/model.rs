@@ -366,8 +366,8 @@ impl World {
                     } else {
                         cluster.is_old_complete()
                     };
-                    // The cluster operator deletes objects that belong to no member, which are here the Service and the
-                    // volume of the seed.
+                    // The cluster operator deletes objects that belong to no member. Here, these are the Service and
+                    // the volume of the seed.
                     if !cluster.lock && !cluster.has_cut_over() && self.in_place {
                         (cluster.service, cluster.volume) = (None, None);
                     }

@@ -58,7 +58,7 @@ impl Files {
     }
 }
 
-/// The other architecture of the plugin.
+/// The architecture of the plugin that differs from the architecture of this machine.
 fn other_architecture() -> &'static str {
     match crate::archive::architecture() {
         "amd64" => "arm64",

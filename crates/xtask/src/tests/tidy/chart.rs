@@ -120,7 +120,8 @@ fn schema_describes_every_chart_value() {
         silent.is_empty(),
         "chart values without a description: {silent:#?}"
     );
-    // `leaves` panics for a value that the schema does not define.
+    // `leaves` panics for a value that the schema does not define, so this call also checks that the schema is
+    // complete.
     assert!(leaves(&schema, &values).len() > 100);
 }
 
@@ -289,7 +290,8 @@ fn each_alert_has_switch_runbook_and_documentation() {
     }
 }
 
-/// The convention of Prometheus: the labels of the series, the metric, and the operations.
+/// The names follow the convention of Prometheus, `LABELS:METRIC:OPERATIONS`: the labels of the series, the metric, and
+/// the operations.
 #[test]
 fn recording_rules_have_conventional_names_and_documentation() {
     let metrics = read(root().join("docs/metrics.md"));

@@ -1,5 +1,5 @@
-//! Checks that the flags, values, fields, conditions and files exist that commands in the documents and in comments of
-//! the examples use.
+//! Checks the commands in the documents and in the comments of the examples. The flags, chart values, fields,
+//! conditions and files that they use must exist.
 
 use std::collections::BTreeSet;
 use std::fs;

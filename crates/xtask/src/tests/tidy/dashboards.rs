@@ -18,7 +18,7 @@ use super::root;
 use crate::{programs, shell};
 
 const FOLDER: &str = "charts/etcd-operator/dashboards";
-/// The Grafana variable for the range of `rate`, which users do not define.
+/// The variable for the range of `rate`. Grafana sets it, so dashboards do not define it.
 const RATE_INTERVAL: &str = "__rate_interval";
 /// Suffixes of the series of a histogram.
 const HISTOGRAM: [&str; 3] = ["_bucket", "_count", "_sum"];
@@ -116,7 +116,7 @@ fn has_colors(panel: &Json) -> bool {
 }
 
 #[test]
-fn dashboards_have_unique_panels_units_and_variables() {
+fn dashboard_panels_have_units_colors_and_known_variables() {
     let all = dashboards();
     assert_eq!(all.len(), 4, "{FOLDER}");
     let mut identifiers = BTreeSet::new();

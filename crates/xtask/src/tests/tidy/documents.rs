@@ -1,4 +1,5 @@
-//! Checks that the files, headings, metrics, flags and reasons exist that documents and chart name.
+//! Checks the names in the documents and in the chart. The files, headings, metrics, flags and reasons that they name
+//! must exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -106,8 +107,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // Code blocks are removed first, because the backticks of their fences would look like inline code, and they
-        // contain no names in backticks.
+        // Code blocks are removed first. They contain no names in backticks, but the backticks of their fences would
+        // look like inline code.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
@@ -193,7 +194,8 @@ fn section<'a>(document: &'a str, heading: &str) -> &'a str {
 
 #[test]
 fn operator_flags_are_documented() {
-    /// Flags of coreos/etcd-operator without an effect. Only the section about the migration may name them.
+    /// Flags of coreos/etcd-operator that have no effect in this project. Only the section about the migration may name
+    /// them.
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
@@ -288,7 +290,7 @@ fn reasons_of_problems_are_documented() {
     }
 }
 
-/// The reasons in a list of the cluster operator's enum.
+/// The reasons in one list, such as `PROBLEMS`, of the cluster operator's `reason.rs`. `text` is that file.
 fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
     let rest = text.split_once(&format!("\n    {list} {{\n"));
     let list = rest.and_then(|(_, rest)| rest.split_once('}'));

@@ -86,7 +86,10 @@ impl Refusal {
             Self::NotLeader => (9, "etcdserver: not leader"),
             Self::BadTransferee => (9, "etcdserver: bad leader transferee"),
             Self::NotForLearner => (9, "etcdserver: rpc not supported for learner"),
-            Self::Unimplemented => (12, "the simulator of the benchmark does not have this call"),
+            Self::Unimplemented => (
+                12,
+                "the simulator of the benchmark does not support this call",
+            ),
         }
     }
 }
@@ -319,7 +322,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// True if the cluster has exactly `size` members, all voters that run this version.
+    /// True if the cluster has exactly `size` members, which are all voters and run this version.
     pub(super) fn is_complete(&self, size: usize, version: &str) -> bool {
         let runs = |member: &Member| {
             let process = member.process.as_ref();

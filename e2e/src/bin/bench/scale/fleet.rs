@@ -14,7 +14,7 @@ use super::wire::{self, Header};
 
 /// Size of each database in bytes: the size of an empty database.
 const DB_SIZE: i64 = 20_480;
-/// The name of the health listener's requests in the counts of calls.
+/// The name under which requests to the health listener are counted.
 const HEALTH: &str = "health listener";
 
 /// The answer to a call.
@@ -118,7 +118,7 @@ impl Fleet {
         changed.into_iter().map(ready).collect()
     }
 
-    /// Number of clusters with exactly `size` members, all voters of this version.
+    /// Number of clusters with exactly `size` members that are all voters and run this version.
     pub(super) fn complete(&self, size: usize, version: &str) -> usize {
         let state = self.state();
         let complete = |cluster: &&Cluster| cluster.is_complete(size, version);

@@ -91,8 +91,7 @@ impl Load {
 
     /// Creates the namespaces, and waits for their ServiceAccounts, which pods need.
     pub(super) async fn prepare(&self) -> Result<()> {
-        // The last of these namespaces is for the clusters of `create_another`. `clusters` needs only the namespaces
-        // before it.
+        // The namespaces must also suffice for the additional clusters of `create_another`.
         let count = self.clusters / CLUSTERS_PER_NAMESPACE + 2;
         let names = (0..count).map(|index| self.namespace(index * CLUSTERS_PER_NAMESPACE));
         stream::iter(names.map(|name| namespace(&self.client, name)))
@@ -217,7 +216,8 @@ pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     }
 }
 
-/// The objects that the operator created for one cluster. The reference creates a copy for each cluster of a load.
+/// The objects that the operator created for one cluster. The scenario `reference`, which runs without an operator,
+/// creates a copy for each cluster.
 pub(super) struct Template {
     namespace: String,
     name: String,

@@ -24,7 +24,7 @@ const CORDONED: &str = "cordoned";
 const LEASES: &str = "kube-node-lease";
 /// The interval at which a Lease is renewed. The testbed considers a node lost after 20 s without renewal.
 const RENEWAL: Duration = Duration::from_secs(6);
-/// Maximum number of pods on each node, as the kubelet's default.
+/// Maximum number of pods on each node: the kubelet's default.
 const PODS: usize = 110;
 /// The percentage of a node's pod capacity that the benchmark plans to use. The rest is a reserve, because the
 /// scheduler does not fill all nodes equally.

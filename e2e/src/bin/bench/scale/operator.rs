@@ -107,8 +107,8 @@ impl Operator {
         .await
     }
 
-    /// The `index` for the next process. It is 0 or 1, different from this process, so that both can run at the same
-    /// time.
+    /// The `index` for the next process. It is 0 or 1, and differs from the index of this process, so that both can run
+    /// at the same time.
     pub(super) fn other_index(&self) -> u16 {
         u16::from(self.port == FIRST_PORT)
     }

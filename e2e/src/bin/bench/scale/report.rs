@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Number of API and etcd requests in the table of a scenario, the most frequent first. The JSON file has all
-/// requests.
+/// Number of rows for API requests, and of rows for etcd calls, in the table of a scenario. The table shows the most
+/// frequent ones. The JSON file has all.
 const SHOWN: usize = 6;
 
 /// A measured value of a scenario.

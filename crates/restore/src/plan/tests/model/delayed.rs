@@ -54,8 +54,8 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // The process reads the EtcdRestore and the EtcdCluster again before some actions. `recorded` and
-        // `is_where_it_was` are its checks of both objects.
+        // Before some actions, the process reads the EtcdRestore and the EtcdCluster again. `recorded` and
+        // `is_where_it_was` are the results of these checks.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);

@@ -95,7 +95,8 @@ proptest! {
     ) {
         let mut world = World::replacing(durable, good);
         for step in steps {
-            // `CreateForeign` is left out, because `overwrite` would replace the cluster of this step.
+            // `CreateForeign` is left out: the restore has `overwrite: true`, so it may replace the cluster that this
+            // step creates.
             if !matches!(step, Step::CreateForeign) {
                 world.happen(step);
             }

@@ -66,7 +66,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// At the end, one cluster is complete and not locked, whenever storage was missing.
+    /// Storage may be missing at any time. At the end, one cluster is complete, and no cluster is locked.
     #[test]
     fn restore_in_place_without_storage_leaves_complete_cluster(steps in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);

@@ -208,7 +208,7 @@ fn finalizer_is_removed_from_rejected_restore() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // If the failure is recorded first, the finalizer is removed afterwards.
+    // If the status reports the rejection first, the finalizer is removed afterwards.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -448,7 +448,7 @@ fn seed_loss_after_cutover_fails_restore_with_remedy() {
 }
 
 /// Invariant 9: the seed was created again after a user had stopped the last old members. It joins only with verified
-/// data.
+/// data, or if a user deletes the EtcdRestore.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {

@@ -119,7 +119,7 @@ fn learner_does_not_count_for_quorum() {
 }
 
 #[test]
-fn leadership_moves_only_from_leader_to_running_voter() {
+fn leader_transfer_needs_call_to_leader_and_running_target() {
     let (mut cluster, [a, b, c], _) = formed();
     assert_eq!(cluster.move_leader(b, c), Err(Refusal::NotLeader));
     cluster.stop(c);

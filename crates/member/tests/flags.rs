@@ -1,0 +1,78 @@
+//! Runs real etcd programs with the flags of member pods of other versions. etcd does not start with an unknown flag.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use api::EtcdCluster;
+use api::version::EtcdVersion;
+use etcd::testing::Programs;
+use member::{Member, Members, Role, Start, accepts_flag, etcd_arguments};
+use serde_json::json;
+
+/// The minor releases of etcd, with the versions for which pods are built.
+const RELEASES: [(&str, &str); 4] = [
+    ("3.4", "3.4.23"),
+    ("3.5", "3.5.35"),
+    ("3.6", "3.6.16"),
+    ("3.7", "3.7.3"),
+];
+
+/// The flags of a member with TLS and all options of `spec.etcd`.
+fn flags(version: &str) -> Vec<String> {
+    let spec = json!({
+        "size": 3,
+        "TLS": { "generated": {} },
+        "etcd": {
+            "quotaBackendBytes": 2_147_483_648_i64, "autoCompactionMode": "periodic",
+            "autoCompactionRetention": "1h", "heartbeatInterval": "100ms", "electionTimeout": "1s",
+            "snapshotCount": 10_000, "maxRequestBytes": 2_097_152, "maxTxnOps": 256,
+        },
+    });
+    let cluster = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+    let member = Member {
+        name: "db-aaaaaaaaaa",
+        version: &EtcdVersion::parse(version).unwrap(),
+        role: Role::Voter,
+        start: Start::OnDisk,
+    };
+    let flags = etcd_arguments(&Members::of(&cluster, "default", "token", None), &member);
+    for expected in ["--peer-cert-file=", "--cert-file=", "--max-txn-ops=256"] {
+        assert!(
+            flags.iter().any(|flag| flag.starts_with(expected)),
+            "{expected}"
+        );
+    }
+    flags
+}
+
+/// Lets etcd read these flags. With `--version`, etcd exits after it has read them.
+fn read(programs: &Programs, flags: &[String]) -> Output {
+    let mut command = Command::new(&programs.etcd);
+    command.args(flags).arg("--version");
+    command.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
+    command.output().unwrap()
+}
+
+#[test]
+fn flag_is_accepted_only_by_releases_that_know_it() {
+    let all: BTreeSet<String> = RELEASES
+        .iter()
+        .flat_map(|(_, version)| flags(version))
+        .collect();
+    for (minor, version) in RELEASES {
+        let programs = Programs::find(minor);
+        let parsed = EtcdVersion::parse(version).unwrap();
+        for flag in &all {
+            let output = read(&programs, std::slice::from_ref(flag));
+            assert_eq!(
+                output.status.success(),
+                accepts_flag(&parsed, flag),
+                "etcd {version}: {flag}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        let output = read(&programs, &flags(version));
+        assert!(output.status.success(), "etcd {version}: {output:?}");
+    }
+}

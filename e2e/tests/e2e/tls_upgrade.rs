@@ -1,0 +1,54 @@
+//! Upgrades and downgrades of clusters with TLS. etcd 3.6 changed the name of a TLS flag, and etcd 3.7 removed the
+//! earlier name, so the operator recreates or replaces members whose pods have the wrong name.
+
+use anyhow::{Result, ensure};
+use e2e::objects::members;
+use e2e::{Sandbox, Writer, cluster_scenario, step};
+use serde_json::json;
+
+use crate::fixtures::DURABLE;
+use crate::tls_generated::{GENERATED, client};
+use crate::upgrade::{await_version, change, manifest};
+
+/// Changes the version while a client writes. Ensures that no acknowledged write is lost.
+async fn changes(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
+    let identity = client(sandbox, name).await?;
+    let writer = Writer::start_tls(sandbox, name, &identity).await?;
+    change(sandbox, name, json!({ "version": version })).await?;
+    await_version(sandbox, name, 3, version).await?;
+    writer.await_more(10).await?;
+    writer.finish(&format!("{name} to {version}")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn tls_cluster_is_upgraded_to_newest_release_and_downgraded() {
+    cluster_scenario("tls_upgrade", async |sandbox| {
+        let newest = |minor: &str| sandbox.env.newest_of(minor);
+        let (old, middle, new) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
+        // The operator appends `snapshotCount` entries to the Raft log before the upgrade to 3.7.
+        let durable = format!("{GENERATED}{DURABLE}  etcd: {{snapshotCount: 1000}}\n");
+        sandbox.apply(&manifest("c", 3, &old, &durable)).await?;
+        sandbox
+            .apply(&manifest("plain", 3, &middle, GENERATED))
+            .await?;
+        await_version(sandbox, "plain", 3, &middle).await?;
+        let before = await_version(sandbox, "c", 3, &old).await?;
+
+        let downgraded = changes(sandbox, "plain", &old);
+        step("downgrade members without volumes", downgraded).await?;
+        sandbox.delete_cluster("plain").await?;
+        for (what, version) in [
+            ("upgrade to 3.6", &middle),
+            ("upgrade to 3.7", &new),
+            ("downgrade to 3.6", &middle),
+            ("downgrade to 3.5", &old),
+        ] {
+            step(what, changes(sandbox, "c", version)).await?;
+        }
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(members(&after) == members(&before), "the members changed");
+        Ok(())
+    })
+    .await;
+}
