@@ -1,8 +1,9 @@
 //! Tests of the search for recorded changes, without a store.
 
-use continuous::{Base, ChainFault, SnapshotObject};
+use continuous::{Base, BaseEncryption, BaseKey, ChainFault, SnapshotObject};
 use etcd::ClusterId;
 use serde_json::{Value, json};
+use store::encryption::{self, FORMAT, Key};
 
 use super::*;
 
@@ -222,4 +223,68 @@ fn invariant_15_message_names_few_problems_of_chain() {
         assert_eq!(message.contains("more problems"), more.is_some());
         assert!(message.contains(more.unwrap_or_default()), "{message}");
     }
+}
+
+#[test]
+fn record_of_encrypted_base_has_key_and_size_of_object() {
+    let mut found = found();
+    let mut base = found.base.base.clone();
+    base.encryption = Some(BaseEncryption {
+        format: FORMAT.to_owned(),
+        key: BaseKey {
+            name: "2026".to_owned(),
+            id: "ab12".to_owned(),
+        },
+    });
+    found.base = base.encode().unwrap();
+    let directory = block("bucket/etcd/main.continuous/uid");
+    let restore = restore(&json!({ "latest": true }));
+    let record = chosen(&restore, &directory, "etcd/main.continuous/uid", &found).unwrap();
+    let key = record.encryption_key.unwrap();
+    assert_eq!((key.name.as_str(), key.id.as_str()), ("2026", "ab12"));
+    // The header and the tag of one chunk.
+    assert_eq!(record.stored_size, Some(100 + 48 + 16));
+}
+
+#[test]
+fn encryption_error_names_key_or_secret() {
+    let encrypted = PointError::Encrypted(BaseKey {
+        name: "2026".to_owned(),
+        id: "ab12".to_owned(),
+    });
+    let plain = PointError::NotEncrypted(Moment {
+        revision: 30,
+        time: micros("2026-11-28T00:00:00Z"),
+    });
+    let key = Key::parse("2026", b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
+    let unknown = PointError::Read(ReadError::Encryption {
+        key: "a.segment".to_owned(),
+        error: encryption::Error::UnknownKey {
+            id: key.unwrap().id(),
+            keys: "none".to_owned(),
+        },
+    });
+    for (error, secret, reason, part) in [
+        (&encrypted, None, Reason::InvalidSpec, "ID ab12"),
+        (
+            &plain,
+            Some("keys"),
+            Reason::SnapshotUnreadable,
+            "spec.encryption.secret: keys",
+        ),
+        (
+            &unknown,
+            Some("keys"),
+            Reason::SecretMissing,
+            "a62e0f7753a4df18",
+        ),
+        (&unknown, None, Reason::InvalidSpec, "a62e0f7753a4df18"),
+    ] {
+        let trouble = in_encryption(error, "spec.continuous.at.latest", "s3://b/k", secret);
+        let trouble = trouble.unwrap();
+        assert_eq!(trouble.reason, reason);
+        assert!(trouble.message.contains(part), "{}", trouble.message);
+    }
+    let other = in_encryption(&PointError::NoBase, "field", "s3://b/k", None);
+    assert_eq!(other, None);
 }
