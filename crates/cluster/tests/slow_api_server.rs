@@ -1,5 +1,5 @@
 //! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
-//! may end after any write. The operator must still not replace a member after its start has begun.
+//! may end after any write. Even then, the operator must not replace a member whose start has begun.
 //!
 //! The API server is real, and the test simulates the kubelets and etcd. The number of requests is limited, because
 //! each request delays the bootstrap.

@@ -199,7 +199,8 @@ async fn invariant_11_expired_observation_removes_started_annotation_unless_pvc_
         "{:?}",
         acted.failed
     );
-    // The member has no volume in this call, so the operator creates the pod directly after the Service.
+    // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
+    // sends no such request and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
     // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the

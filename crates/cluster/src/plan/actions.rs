@@ -41,7 +41,6 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The spec in effect, the observed state and the time.
     pub(crate) fn inputs(self) -> (&'a Desired, &'a Observed, Timestamp) {
         (self.desired, self.observed, self.now)
     }
@@ -152,7 +151,6 @@ pub(crate) fn record_passwords(others: bool) -> Action {
     )
 }
 
-/// Deletes the operator's record of passwords.
 pub(crate) fn forget_passwords() -> Action {
     action(
         "before-forget-passwords",

@@ -84,8 +84,8 @@ pub(super) fn details(
     members
 }
 
-/// The members while the member list is unknown: the members of the last status, as unhealthy, or the first members of
-/// a cluster that has not formed.
+/// The members in the status while the member list is unknown: the members of the last status, all unhealthy, or the
+/// first members if the cluster has not formed.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {

@@ -82,7 +82,8 @@ fn member_with_data_unreadable_by_its_minor_release_is_replaced() {
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
-/// Regression: the data was damaged before the rollback to the minor release of the other members.
+/// Regression: the operator waited forever for a member whose data was damaged before its rollback to the minor release
+/// of the other members.
 #[test]
 fn member_with_data_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());

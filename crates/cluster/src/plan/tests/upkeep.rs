@@ -219,7 +219,8 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // A scheduled run ignores an earlier compaction.
+    // Only a run for a full database defragments a member as a test after a compaction. This scheduled run therefore
+    // ends.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());
