@@ -295,7 +295,7 @@ async fn failed_removal_of_started_annotation_is_retried() {
 }
 
 /// Setting and removing the annotation `started` changes a Service, and each change triggers a reconcile at once. Only
-/// the back-off limits the rate.
+/// the back-off limits how often the operator retries the start.
 #[tokio::test]
 async fn rejected_member_start_is_retried_with_backoff() {
     let refused = Does::Answers(403, "Forbidden");

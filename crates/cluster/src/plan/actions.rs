@@ -160,7 +160,7 @@ pub(crate) fn forget_passwords() -> Action {
     )
 }
 
-/// Writes a Secret of generated certificates, or notifies a pod of its certificates.
+/// Changes one Secret of generated certificates.
 pub(crate) fn certificate(write: Certificate) -> Action {
     use Certificate as C;
     let (point, event) = match &write {

@@ -405,8 +405,7 @@ fn change_image(
     draft.say(format!("restart {member} with etcd {to}"));
     let (desired, observed, _) = draft.build.inputs();
     let from = versions::runs(observed, member, pod);
-    // While the member does not answer, the record keeps the image from before the last change, because the current
-    // image may never have run.
+    // While the member does not answer, the record keeps the previous image: the current image may never have run.
     let last = pod.changed.as_ref();
     let last = last.filter(|_| observed.answer(member).is_none());
     let is_pinned = desired.object.spec.image.is_some() || pod.image.contains('@');

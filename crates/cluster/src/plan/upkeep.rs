@@ -85,7 +85,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota. A database whose size is below the quota by this amount is no longer full.
+    /// A tenth of the quota. A database whose size is below the quota by at least this amount is no longer full.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -194,7 +194,8 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// True if no other change is in progress and every member is healthy. Otherwise reports the reason.
+    /// True if every member is healthy, no other change is in progress, and reads are fast. Otherwise reports the
+    /// reason.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {

@@ -266,7 +266,7 @@ pub struct VersionRules {
 }
 
 impl VersionRules {
-    /// Computes the rules from the answers of the members, or from the version of their pods.
+    /// Computes the rules from the answers of the members or, if no member answers, from the version `fallback`.
     pub fn new(observed: &Observed, fallback: &str) -> Self {
         let lowest = observed
             .answers()

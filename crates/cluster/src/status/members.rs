@@ -146,7 +146,8 @@ fn detail(
     }
 }
 
-/// Returns the old value as long as the new value differs from it by less than `step`, and otherwise the new value.
+/// Returns the old value if the new value differs from it by less than `step`, or by less than a tenth of the old
+/// value. Otherwise returns the new value.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),

@@ -76,7 +76,7 @@ fn model_detects_rollback_after_next_version_may_have_run() {
     find(&[Mutation::GoesBackUnproven], drawn, ROUNDS);
 }
 
-/// Without the record, a cluster of one member never leaves the version without an image.
+/// Without the record, a cluster of one member stays forever on a version that has no image.
 #[test]
 fn model_detects_operator_that_forgets_served_version() {
     let found = (0..100).find(|seed| {

@@ -214,7 +214,7 @@ fn learner_that_fails_with_both_images_is_replaced() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // The failing learner is not replaced, because no voter runs version 3.5.26, with which the learner was created.
+    // The failing learner is not replaced: no voter runs its former version 3.5.26, so that version may be the cause.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
     // The operator does not replace a voter after a failed image change, because the voter can return to its former
     // version.

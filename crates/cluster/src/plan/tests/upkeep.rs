@@ -181,8 +181,8 @@ fn defragmentation_is_delayed_after_ineffective_run() {
     assert!(record(&scene).is_some());
 }
 
-/// After a compaction, a member reports the freed space as used until the next write. A full database accepts no
-/// writes.
+/// After a compaction, a member reports the freed space as used until the next write. A full database accepts no write,
+/// so the operator defragments one member as a test.
 #[test]
 fn full_database_is_defragmented_after_compaction() {
     let mut scene = full(100, 100);
