@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_expiry_is_reported_30_7_and_1_days_before() {
+    fn certificate_expiry_is_reported_30_7_and_1_days_in_advance() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),
