@@ -38,8 +38,9 @@ pub(super) enum Downgrade {
     TakeBack,
 }
 
-/// The version that a member runs: the first known one of the version in its answer, the version before the last image
-/// change, the version that last served the data (invariant 30), and the version in the pod's annotation.
+/// The version that a member runs. It is the first known one of these versions: the version in the member's answer, the
+/// version before the last image change, the version that last served the data (invariant 30), and the version in the
+/// pod's annotation.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -108,8 +109,8 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version of the cluster: the first known one of the lowest version of its members, the lowest version recorded on
-/// its volumes, the version in the status, and the version in the spec.
+/// The version of the cluster. It is the first known one of these versions: the lowest version of its members, the
+/// lowest version recorded on its volumes, the version in the status, and the version in the spec.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
     let disks = observed.disks.values();

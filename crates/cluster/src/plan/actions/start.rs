@@ -156,8 +156,8 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The image of a member that starts: the image that the member's PVC records for this version or, if there is
-    /// none, the image in the spec or, if there is none, the image of another member with this version.
+    /// The image of a member that starts. It is the first known one of these images: the image that the member's PVC
+    /// records for this version, the image in the spec, and the image of another member with this version.
     ///
     /// Invariant 26: for the version in the spec, the image on the PVC counts only if a ready pod has the same image.
     /// Otherwise, the record of an interrupted change, or of other software, would override the spec. If a rollout has
