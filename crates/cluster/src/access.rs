@@ -19,11 +19,11 @@ pub struct AccessRule {
 /// The observed state of etcd's authentication and of the cluster's NetworkPolicy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Why the operator cannot use the credentials of the spec; `None` if it can.
+    /// Why the operator cannot use the credentials in the Secret of `spec.auth`; `None` if it can use them.
     pub fault: Option<String>,
     /// True if the user in the Secret is root, which etcd requires for enabling authentication.
     pub is_root: bool,
-    /// The operator's record of passwords, compared with the password in the spec's Secret.
+    /// How the passwords in the operator's own Secret compare to the password in `spec.auth.secret`.
     pub record: Record,
     /// etcd's answer to a login with the credentials; `None` without credentials.
     pub login: Seen<Option<Login>>,

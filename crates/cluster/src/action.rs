@@ -72,8 +72,8 @@ pub type Chain = Vec<Action>;
 /// equals `planned_from` (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The requests of the change, in order. A chain has several requests only if it adds learners, or if it records a
-    /// removal on the PVC before it sends the removal.
+    /// The requests of the change, in order. A change has several requests only if it adds learners, or if it first
+    /// records the removal of a member on the member's PVC.
     pub chain: Chain,
     /// Names of the members to which the executor sends the call.
     pub via: Vec<String>,

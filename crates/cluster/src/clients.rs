@@ -126,7 +126,8 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// The new cluster would delay every call with a login token of the previous cluster.
+    /// Without a new client, the new cluster would delay every call, because the old login token is from the previous
+    /// cluster.
     #[test]
     fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

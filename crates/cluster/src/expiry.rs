@@ -1,8 +1,8 @@
 //! The expiry of a cluster's certificates, and the time at which the operator reports it.
 //!
-//! The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. A fraction of the validity also
-//! limits each stage, so that short-lived certificates are not reported all the time. Generated certificates are
-//! reported only if their renewal is overdue.
+//! The operator reports an expiry in three stages: 30 days, 7 days and 1 day in advance. For a short-lived certificate,
+//! each stage begins later, at a fraction of the validity, so that the certificate is not reported all the time.
+//! Generated certificates are reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -118,8 +118,8 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
     secrets.filter_map(expiry).collect()
 }
 
-/// The certificate in the status: the first to expire of the certificates that have reached a stage. If no certificate
-/// has reached a stage, the first to expire of all certificates.
+/// The certificate that the status shows: the first to expire of the certificates that have reached a stage or, if none
+/// has, of all certificates.
 pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let first = all.iter().min_by_key(|one| one.not_after)?;
     let worst = all.iter().filter(|one| one.stage(now).is_some());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_expiry_is_reported_30_7_and_1_days_before() {
+    fn certificate_expiry_is_reported_30_7_and_1_days_in_advance() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),

@@ -12,7 +12,8 @@ use crate::switch::Started;
 
 /// The Kubernetes objects that one observation of a cluster has read.
 pub struct Objects {
-    /// The EtcdCluster. A plan with writes is made only from an EtcdCluster read from the API server (invariant 33).
+    /// The EtcdCluster. The operator plans writes only for an EtcdCluster read from the API server, not from a cache
+    /// (invariant 33).
     pub cluster: EtcdCluster,
     /// The pods of all members, including a recovery's seed.
     pub pods: Vec<Pod>,

@@ -1,8 +1,8 @@
 //! Observes a cluster: reads Kubernetes objects first, and then calls etcd. Changes nothing.
 //!
 //! The operator adds a member to etcd before it creates the member's pod, and reads the pods before the member list. If
-//! the list lacks the member of an observed pod, that member was therefore removed. A missing answer is unknown, not
-//! empty (invariant 1).
+//! the list lacks the member of an observed pod, that member was therefore removed. A list that the operator did not
+//! get counts as unknown, not as empty (invariant 1).
 
 pub mod access;
 mod certificates;
@@ -363,8 +363,9 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 /// The names of the members to call, ready members first. Their pods have an address and the token of this cluster, and
 /// are not terminating.
 ///
-/// While the Service of a member has no endpoints, the operator calls only learners. A first member cannot answer yet,
-/// and calls would delay its endpoints. The answer of a learner shows that its requests to other members are done.
+/// A member whose Service has no endpoints is called only if it is a learner, because the answer of a learner shows
+/// that its requests to other members are done. A bootstrap member cannot answer yet, and calls would delay its
+/// endpoints.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {

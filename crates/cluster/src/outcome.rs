@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_problems_and_rejections_become_events() {
+    fn events_report_changes_problems_and_rejections() {
         let (scene, unformed) = (Scene::formed(&["a"]), Scene::nothing(1));
         let acted = Acted {
             done: vec![
@@ -253,7 +253,7 @@ mod tests {
     /// The reconcile must not wait for the whole back-off: other members may need work, and changes in etcd trigger no
     /// reconcile.
     #[test]
-    fn reconcile_delay_after_rejected_start_is_at_most_steady() {
+    fn reconcile_delay_after_rejected_start_is_at_most_ten_seconds() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,

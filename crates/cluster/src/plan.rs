@@ -179,7 +179,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Adds the draft of another phase to this draft.
     fn join(&mut self, phase: Self) {
         self.chains.extend(phase.chains);
         // Invariant 2: a plan contains at most one change of the members, so later changes are dropped.

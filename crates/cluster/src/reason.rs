@@ -247,8 +247,8 @@ impl Reason {
         )
     }
 
-    /// True if the operator waits for a compaction or a defragmentation. Both also run when the cluster matches its
-    /// spec.
+    /// True if the operator waits for a compaction, a defragmentation or a comparison of the data. All of them also run
+    /// when the cluster matches its spec.
     pub fn is_upkeep(self) -> bool {
         matches!(
             self,

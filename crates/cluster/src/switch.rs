@@ -139,8 +139,9 @@ fn at_stage(policy: Option<&TlsPolicy>, peer_stage: Option<PeerStage>) -> Option
     })
 }
 
-/// The next step of a change from static to generated certificates, or back. Members and clients use plain text during
-/// the change, because members do not trust certificates of the other kind.
+/// The next step of a change from static to generated certificates, or back. Members use plain text with each other
+/// during the change, because they do not trust certificates of the other kind. For the same reason, the change fails
+/// unless clients may use plain text before and after it.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),

@@ -210,7 +210,7 @@ mod tests {
         assert!(calls.calls().is_empty());
     }
 
-    /// Invariant 19: the operator does not send the call again.
+    /// Invariant 19: a stale record must not make the operator send the call again.
     #[tokio::test]
     async fn newer_defragmentation_call_is_kept_despite_stale_record() {
         let calls = Calls::default();

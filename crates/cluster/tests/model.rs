@@ -261,8 +261,8 @@ fn cluster_reaches_every_size_even_if_size_changes_midway() {
     for (from, via, to) in modes {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
         let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
-        // The spec requests the size `via` during `midway`, and then `to`. The number of these rounds differs between
-        // cases.
+        // The spec requests the size `via` during `midway`, and then `to`. The number of rounds in `midway` differs
+        // between cases.
         let midway = pass((from + via + to) % 9);
         let events = [
             pass(9),

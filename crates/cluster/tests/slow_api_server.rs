@@ -1,5 +1,5 @@
 //! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
-//! may end after any write. The operator must still not replace a member after its start has begun.
+//! may end after any write. Even then, the operator must not replace a member whose start has begun.
 //!
 //! The API server is real, and the test simulates the kubelets and etcd. The number of requests is limited, because
 //! each request delays the bootstrap.
@@ -235,7 +235,7 @@ impl Story {
         }
     }
 
-    /// Reconciles until the condition is true. Returns the names of all members so far.
+    /// Reconciles until the condition is true. Fails if the recorded bootstrap members change. Returns their names.
     async fn until(&self, done: impl AsyncFn(&EtcdCluster) -> bool) -> BTreeSet<String> {
         let mut first: Option<BTreeSet<String>> = None;
         while self.begun.elapsed() < PATIENCE {
@@ -296,7 +296,7 @@ impl Story {
         assert_eq!(self.named().await, names, "{}", self.name);
     }
 
-    /// Checks that exactly one member was added, and that its pod has the member's name.
+    /// Requests a fourth member. Checks that exactly one member was added, and that its pod has the member's name.
     async fn grows(&self) {
         let size = Patch::Merge(json!({ "spec": { "size": 4 } }));
         let clusters = self.api::<EtcdCluster>();

@@ -260,7 +260,7 @@ pub(crate) fn authority_secret(
     secret
 }
 
-/// Label that names the use of the certificate in a Secret.
+/// Label of a Secret: the use of the certificate that the Secret contains.
 const LABEL_CERTIFICATE: &str = "etcd.database.coreos.com/certificate";
 
 /// Builds the Secret of a certificate, in the format of type `kubernetes.io/tls`.

@@ -107,7 +107,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
 }
 
 #[test]
-fn certificate_expires_with_issuer_and_is_renewed_after_two_thirds_of_validity() {
+fn certificate_expires_no_later_than_issuer_and_is_renewed_after_two_thirds() {
     let short = Duration::from_hours(1);
     let clients = authority(CaScope::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);

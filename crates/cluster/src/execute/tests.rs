@@ -199,7 +199,8 @@ async fn invariant_11_expired_observation_removes_started_annotation_unless_pvc_
         "{:?}",
         acted.failed
     );
-    // The member has no volume in this call, so the operator creates the pod directly after the Service.
+    // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
+    // sends no such request and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
     // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the
@@ -294,7 +295,7 @@ async fn failed_removal_of_started_annotation_is_retried() {
 }
 
 /// Setting and removing the annotation `started` changes a Service, and each change triggers a reconcile at once. Only
-/// the back-off limits the rate.
+/// the back-off limits how often the operator retries the start.
 #[tokio::test]
 async fn rejected_member_start_is_retried_with_backoff() {
     let refused = Does::Answers(403, "Forbidden");

@@ -28,7 +28,8 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
 ///
 /// Invariant 26: without an owner and without a token, a retained PVC (invariant 35) belongs to the EtcdCluster if the
 /// status names its member. The operator then writes the token again. The PVC belongs to no other cluster, because the
-/// name of a member is random and never used again. A PVC with another cluster ID remains from before a restore.
+/// name of a member is random and never used again. A PVC with another cluster ID does not belong to the EtcdCluster:
+/// it is from before a restore.
 pub(super) fn claim_belongs(metadata: &ObjectMeta, cluster: &EtcdCluster) -> Option<bool> {
     let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
     let belongs = belongs(metadata, uid);
@@ -37,7 +38,7 @@ pub(super) fn claim_belongs(metadata: &ObjectMeta, cluster: &EtcdCluster) -> Opt
     }
     let (status, name) = (cluster.status.as_ref()?, metadata.name.as_ref()?);
     let first = &status.bootstrap.as_ref()?.members;
-    // First members can have been removed since then, so they count only until the status lists the members.
+    // The first members count only until the status lists the members, because a first member may be removed later.
     let listed = &status.member_details;
     let is_member = if listed.is_empty() {
         first.contains(name)

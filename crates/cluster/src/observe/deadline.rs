@@ -93,8 +93,8 @@ mod tests {
             },
             &|| three().terminating("a"),
             &|| three().without_pod("a").silent_voter("b"),
-            // In the next scene, the pods of `a` and `b` became ready a moment ago, and these members answer slowly. In
-            // the scene after it, the two pods are not ready because of a sidecar.
+            // `down`: the pods of `a` and `b` became ready a moment ago, and these members answer slowly. `unready`:
+            // the two pods are not ready because of a sidecar, but their members answer.
             &|| three().down("a").down("b"),
             &|| unready(unready(three(), "a"), "b"),
         ] {

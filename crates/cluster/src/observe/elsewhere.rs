@@ -22,7 +22,7 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
 /// existing cluster. The status of such an EtcdCluster records no first members. A cluster that this operator
 /// bootstrapped has no additional endpoints, whatever its annotation says.
 ///
-/// Invariant 28: if one endpoint has no grant, the operator calls none of them.
+/// Invariant 28: if any endpoint has no grant, the operator calls no endpoint.
 pub(super) fn via(observed: &Observed) -> &[String] {
     let joined = observed
         .intent

@@ -112,11 +112,11 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 /// - The phase is `Unknown`, which old control planes set.
 /// - No node reaches the volume: its only node no longer exists, or is marked as unreachable.
 ///
-/// If a pod was not ready when its node failed, only an eviction of the pod shows the loss. The member then counts as
-/// lost from the end of the evicted pod's grace period.
+/// If a pod was not ready when its node failed, the pod shows the loss only after its eviction: it then still exists
+/// after its grace period. The member counts as lost from the end of the grace period.
 ///
-/// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves
-/// no loss, because Kubernetes also sets it if a person taints a live node.
+/// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) alone
+/// proves no loss, because Kubernetes also sets it if a person taints a live node.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -137,8 +137,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// True if the scheduler's message says that each node either lacks the volume or is lost. A node that is full,
-/// cordoned or tainted by a person may accept the pod later, so it does not count as lost.
+/// True if the scheduler's message says of each node that it cannot reach the volume, or that it is lost. A full node,
+/// or a node that a person has cordoned or tainted, does not count as lost, because it may accept the pod later.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -417,7 +417,7 @@ mod tests {
         }
     }
 
-    /// Neither `Ready: False` from the kubelet nor an eviction proves that a node is lost.
+    /// Neither `Ready: False` from the kubelet nor the condition of an eviction proves that a node is lost.
     #[test]
     fn unready_pod_counts_as_lost_after_eviction_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");

@@ -139,7 +139,8 @@ mod tests {
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            // A learner without a connection to the leader still answers requests for its status.
+            // Even if the client listener answers, the health listener is called too, because a learner without a
+            // connection to the leader still answers at its client listener.
             assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
         for up in [false, true] {

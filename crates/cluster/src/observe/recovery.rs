@@ -72,7 +72,6 @@ fn backup(last: &LastBackup) -> String {
     }
 }
 
-/// Sends the requests that are only needed without a quorum.
 pub(super) async fn ask(
     (etcd, asks_seed): (&dyn Etcd, &dyn Etcd),
     snapshot: &KubeSnapshot,

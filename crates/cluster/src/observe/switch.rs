@@ -11,9 +11,7 @@ use kube::ResourceExt;
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
 
-/// etcd's flag for the peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
-/// etcd's flag for the client listeners.
 const CLIENTS: &str = "--listen-client-urls=";
 
 /// The TLS policy of a pod, from its annotation. Without the annotation, the arguments can show that the pod has no
@@ -122,7 +120,8 @@ pub(super) fn started(
     // Pods with another token are ignored, because they belong to a cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // `owned` is required only without the annotation: a pod with `token` is adopted later.
+        // A pod without the token annotation must have this EtcdCluster as its owner. A pod with the annotation and
+        // without an owner belongs to this cluster too, because the operator adopts it later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)

@@ -293,7 +293,7 @@ fn invariant_35_retained_pvc_must_have_no_owner() {
 }
 
 #[test]
-fn invariant_26_retained_pvc_of_member_may_lose_its_annotations() {
+fn invariant_26_retained_pvc_without_annotations_belongs_to_member_in_status() {
     let observed = |mend: &dyn Fn(&mut Objects)| {
         seen(|objects| {
             objects.cluster.spec.deletion_policy = Some("RetainVolumes".into());
@@ -440,8 +440,8 @@ fn json_failure_of_seed_is_reported_as_text() {
     );
 }
 
-/// The operator reads from the condition in the status since when the cluster has been unavailable. This time survives
-/// a restart of the operator.
+/// The time since which the cluster has been unavailable comes from the condition `Available` in the status, so it
+/// survives a restart of the operator.
 #[test]
 fn recovery_approval_and_unavailable_time_are_read_from_etcdcluster() {
     let observed = seen(|objects| {

@@ -41,7 +41,6 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The spec in effect, the observed state and the time.
     pub(crate) fn inputs(self) -> (&'a Desired, &'a Observed, Timestamp) {
         (self.desired, self.observed, self.now)
     }
@@ -152,7 +151,6 @@ pub(crate) fn record_passwords(others: bool) -> Action {
     )
 }
 
-/// Deletes the operator's record of passwords.
 pub(crate) fn forget_passwords() -> Action {
     action(
         "before-forget-passwords",
@@ -162,7 +160,7 @@ pub(crate) fn forget_passwords() -> Action {
     )
 }
 
-/// Writes a Secret of generated certificates, or notifies a pod of its certificates.
+/// Changes one Secret of generated certificates.
 pub(crate) fn certificate(write: Certificate) -> Action {
     use Certificate as C;
     let (point, event) = match &write {

@@ -6,8 +6,8 @@
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
 //! change that has started continues with the recorded backup.
 //!
-//! Before a recovery, the operator requests no backup. The request would replace the record of an upgrade that has
-//! started, and this upgrade continues if the quorum returns. A user can back up a member that still runs.
+//! Before a recovery, the operator requests no backup, because the request would replace the record of a started
+//! upgrade, which continues if the quorum returns. A user can back up a member that still runs.
 
 use std::time::Duration;
 

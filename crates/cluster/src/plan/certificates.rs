@@ -158,7 +158,8 @@ impl Keeper<'_> {
             .collect()
     }
 
-    /// True if the member has no Kubernetes object and is in no member list.
+    /// True if neither etcd's list nor the recorded bootstrap names the member, and it has no Kubernetes object. False
+    /// while the list is unknown.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
         let Seen::Known(list) = &observed.members else {

@@ -8,8 +8,8 @@ use crate::plan::{BLIND, Draft, SHORTLY, SOON};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Seen};
 
-/// True if etcd reports equal hashes of all voters at one revision. Called only when all other conditions are met,
-/// because each member reads its whole database for its hash.
+/// True if the hashes of all voters at one revision are equal. Callers check all other conditions of their change
+/// first, because each member reads its whole database for its hash.
 pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if view.voters().count() < 2 {

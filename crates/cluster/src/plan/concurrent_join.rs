@@ -1,7 +1,7 @@
 //! Members that join at the same time. While they start, their Services have no endpoints, so that they cannot connect
 //! to each other.
 //!
-//! At its start, a joining member calls one other member after another, with timeouts of 7 to 10 s
+//! At its start, a joining member calls the other members one after another, with timeouts of 7 to 10 s
 //! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). It accepts
 //! connections at once, but answers only after its own calls are done. Two members that start together would therefore
 //! wait for each other until the timeouts. A refused connection does not delay a member.

@@ -63,7 +63,7 @@ pub(crate) fn shared(
 
 /// Builds the client Service. If `open` is false, the Service has no endpoints.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The function `member::client_service` gives the Service endpoints if the cluster ID has any value.
+    // `member::client_service` builds a Service with endpoints if `cluster_id` is set; the value does not matter.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,

@@ -22,16 +22,16 @@ use crate::snapshot::{Intent, Role};
 /// After this time, new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// True if new clients already reach other members. Otherwise drains the member, and reports the wait.
+/// True if the change of the member need not wait: new clients already reach other members, or no drain is possible.
+/// Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // The operator does not drain a member without a pod, because other software runs the member and routes clients
-        // to it.
+        // A member without a pod is not drained, because other software runs the member and routes clients to it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
-        // The member is not drained, because no other member is an endpoint for its clients.
+        // The member is not drained, because its clients could not connect to any other endpoint.
         return true;
     }
     draft.drained.insert(member.name.clone());

@@ -70,8 +70,8 @@ impl Evidence {
         }
     }
 
-    /// The survivor from which a recovery starts: the survivor with the highest committed index. If several have the
-    /// same index, the survivor with the highest applied index.
+    /// The survivor from which a recovery starts: the survivor with the highest committed index or, of several with
+    /// this index, the survivor with the highest applied index.
     pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
         let survivors = self.members.iter().filter_map(|(name, member)| {
             let Member::Survives(status) = member else {

@@ -250,9 +250,9 @@ fn lasting(facts: &Facts, since: Timestamp, why: String) -> Option<Failure> {
 /// image and settings.
 fn unusable(facts: &Facts, member: &MemberState, pod: &Pod) -> Option<Failure> {
     let Ending { at, cause } = pod.ending.as_ref()?;
-    // A member that failed after a change of its image is rolled back to its former version instead of being replaced,
-    // with three exceptions: it already has its former version again; both versions belong to one minor release, and
-    // etcd reports damaged data repeatedly; or neither minor release can read the data.
+    // A member that failed after a change of its image is not replaced, because it is rolled back to its former
+    // version. It is replaced in three cases: it already has its former version again; both versions belong to one
+    // minor release, and etcd reports damaged data repeatedly; or neither minor release can read the data.
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);

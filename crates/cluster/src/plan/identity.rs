@@ -9,8 +9,9 @@ use crate::snapshot::{Intent, Observed};
 
 /// Invariant 26: corrects the status; `None` if the status is correct, or if the annotations contradict each other.
 ///
-/// If the status and all annotations have the same token or the same cluster ID, they belong to the same cluster,
-/// because a recovery or a restore replaces both values together. The annotations then contain the correct values.
+/// If one of the two values in the status equals the value in all annotations, the status and the annotations belong to
+/// the same cluster, because a recovery or a restore replaces both values together. The other value in the status is
+/// then wrong, and the annotations contain the correct value.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),

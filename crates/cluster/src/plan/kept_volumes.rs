@@ -44,7 +44,7 @@ pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str,
         .collect()
 }
 
-/// Annotates and reports the PVCs, and deletes them when the conditions are met.
+/// Annotates and reports the kept PVCs. Deletes them when the conditions in the module documentation are met.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     view: &View,

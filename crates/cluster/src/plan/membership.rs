@@ -208,8 +208,8 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     remove_voter(view, dead, dead.why(), draft)
 }
 
-/// Removes a serving voter that must be replaced, if the other voters form a quorum without it. In a smaller cluster,
-/// the replacement joins first: `grow` adds it, and `shrink` removes the old member.
+/// Removes a serving voter that must be replaced, if the other voters form a quorum without it. If `comes_first` is
+/// true, the replacement joins first instead: `grow` adds it, and `shrink` removes the old member.
 fn replace(view: &View, draft: &mut Draft) -> bool {
     let desired = draft.build.desired;
     let Some(old) = view.voters().find(|member| member.leaves()) else {

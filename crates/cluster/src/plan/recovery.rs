@@ -198,8 +198,8 @@ impl<'a> Scene<'a> {
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// Decides while the data of a quorum may exist, but its members do not answer. Unless a person approves a
-    /// recovery, the operator waits for the members.
+    /// Decides whether a recovery starts while the members do not answer, although the data of a quorum may exist.
+    /// Unless a person approves a recovery, the operator waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
@@ -235,8 +235,8 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// Decides after the data of a majority is lost, so that the quorum cannot return. Returns the survivor and the
-    /// approval if the recovery may begin.
+    /// Decides whether a recovery starts after the data of a majority is lost, so that the quorum cannot return.
+    /// Returns the survivor and the approval if the recovery may begin.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {

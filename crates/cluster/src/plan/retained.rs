@@ -32,16 +32,16 @@ pub(super) fn notes(desired: &Desired, view: &View) -> RetentionNotes {
     }
 }
 
-/// True if a PVC of a member still has outdated records. The operator then deletes no volume: the records must not name
-/// voters that were removed and have no volume, because a later EtcdCluster would refuse to start without them.
+/// True if a PVC of a member still has outdated records. The operator then deletes no volume: otherwise the records
+/// could name a removed voter without a volume, and a later EtcdCluster would refuse to start without this voter.
 pub(super) fn is_outdated(desired: &Desired, view: &View) -> bool {
     let notes = notes(desired, view);
     let mut disks = view.members.iter().filter_map(|member| member.disk);
     disks.any(|disk| !disk.terminating && disk.retention != notes)
 }
 
-/// Invariant 36: records on the volume of an earlier cluster that no member starts on it. The cluster before a recovery
-/// or a restore is an earlier cluster. The rules for its deletion do not change.
+/// Invariant 36: records on the PVC of an earlier cluster that no member may start on it. The cluster before a recovery
+/// or a restore is an earlier cluster. The rules for the deletion of the PVC do not change.
 pub(super) fn mark_earlier(name: &str, draft: &mut Draft) {
     let (desired, observed, now) = draft.build.inputs();
     let Some(disk) = observed.disks.get(name) else {

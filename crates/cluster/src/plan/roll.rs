@@ -26,7 +26,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
 /// A member that lags by at most this number of log entries has caught up. Clients write while the operator calls one
-/// member after another, so the entries always differ.
+/// member after another, so the reported indexes always differ.
 const CAUGHT_UP: u64 = 500;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
@@ -405,7 +405,7 @@ fn change_image(
     draft.say(format!("restart {member} with etcd {to}"));
     let (desired, observed, _) = draft.build.inputs();
     let from = versions::runs(observed, member, pod);
-    // While the member does not answer, the record of its last change stays, because that image ran before.
+    // While the member does not answer, the record keeps the previous image: the current image may never have run.
     let last = pod.changed.as_ref();
     let last = last.filter(|_| observed.answer(member).is_none());
     let is_pinned = desired.object.spec.image.is_some() || pod.image.contains('@');

@@ -147,8 +147,8 @@ fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) 
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Sets the peer URLs of the first member for which `such` returns true to this listener. Returns false if there is no
-/// such member.
+/// Makes the peer URLs of a member name this listener: the first member for which `such` returns true. Returns false if
+/// there is no such member.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,

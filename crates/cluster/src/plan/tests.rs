@@ -374,7 +374,7 @@ fn invariant_1_nothing_is_deleted_without_member_list() {
 }
 
 #[test]
-fn invariant_1_answers_of_another_cluster_are_ignored() {
+fn invariant_1_answers_of_another_cluster_change_nothing() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     let other = Some(etcd::ClusterId(7));
     scene.observed.cluster_id = other;

@@ -28,12 +28,13 @@ use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay after a defragmentation that freed no space in a full database.
+/// Maximum delay after a defragmentation that freed no space in a full database.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay after a defragmentation that freed space in a full database, which clients may fill again.
+/// Delay after a defragmentation that freed space in a full database, which clients may fill again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// After a defragmentation that freed no space, the next defragmentation waits for this multiple of its duration.
-/// Without the delay, clients that delete keys one by one would cause ineffective defragmentations all the time.
+/// If a defragmentation freed no space, but the history can be compacted further, the next defragmentation waits for
+/// this multiple of its duration. Without the delay, clients that delete keys one by one would cause ineffective
+/// defragmentations all the time.
 const REST: i32 = 3;
 /// Within this time, a member's status normally shows the space that a compaction has freed. Afterwards the operator
 /// defragments one member as a test, because the status can stay wrong: etcd counts freed pages only at the next
@@ -85,7 +86,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota. A database whose size is below the quota by this amount is no longer full.
+    /// A tenth of the quota. A database whose size is below the quota by at least this amount is no longer full.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -194,7 +195,8 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// True if no other change is in progress and every member is healthy. Otherwise reports the reason.
+    /// True if every member is healthy, no other change is in progress, and reads are fast. Otherwise reports the
+    /// reason.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {

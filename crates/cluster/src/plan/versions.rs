@@ -38,9 +38,9 @@ pub(super) enum Downgrade {
     TakeBack,
 }
 
-/// The version that a member runs. The first of these that is known: the version in the member's answer, the version
-/// before the last image change, the version that last served the data (invariant 30), the version in the pod's
-/// annotation.
+/// The version that a member runs. It is the first known one of these versions: the version in the member's answer, the
+/// version before the last image change, the version that last served the data (invariant 30), and the version in the
+/// pod's annotation.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -109,8 +109,8 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version of the cluster. The first of these that is available: the lowest version of its members, the lowest
-/// version recorded on its volumes, the version in the status, the version in the spec.
+/// The version of the cluster. It is the first known one of these versions: the lowest version of its members, the
+/// lowest version recorded on its volumes, the version in the status, and the version in the spec.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
     let disks = observed.disks.values();
@@ -141,7 +141,7 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // During an upgrade or a downgrade, members run two minor releases, and the cluster version is the lower of them.
+    // During an upgrade or a downgrade, members run two minor releases, and the cluster version is the lower release.
     // Members of the higher release can change in both directions, so only the members of the lower release need a
     // check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
@@ -264,7 +264,7 @@ pub struct VersionRules {
 }
 
 impl VersionRules {
-    /// Computes the rules from the answers of the members, or from the version of their pods.
+    /// Computes the rules from the answers of the members or, if no member answers, from the version `fallback`.
     pub fn new(observed: &Observed, fallback: &str) -> Self {
         let lowest = observed
             .answers()

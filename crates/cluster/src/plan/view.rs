@@ -207,8 +207,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name of a member: the name in etcd, if it has the form of the operator's member names; otherwise the first label
-/// of the peer URL, any other name in etcd, or the ID.
+/// The name of a member. In this order: the name in etcd, if it has the form of the operator's member names; the first
+/// label of the peer URL; any other name in etcd; the ID.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();

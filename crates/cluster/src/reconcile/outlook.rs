@@ -49,7 +49,7 @@ impl ClusterOperator {
     }
 }
 
-/// Shortens a delay by up to a fifth. `chance` is a random number from 0 to 1.
+/// Shortens a delay of at least [`SPREAD_FROM`] by up to a fifth. `chance` is a random number from 0 to 1.
 fn spread(pause: Duration, chance: f64) -> Duration {
     if pause < SPREAD_FROM {
         pause

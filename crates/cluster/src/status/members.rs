@@ -84,8 +84,8 @@ pub(super) fn details(
     members
 }
 
-/// The members while the member list is unknown: the members of the last status, as unhealthy, or the first members of
-/// a cluster that has not formed.
+/// The members in the status while the member list is unknown: the members of the last status, all unhealthy, or the
+/// first members if the cluster has not formed.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
@@ -146,7 +146,8 @@ fn detail(
     }
 }
 
-/// Returns the old value as long as the new value differs from it by less than `step`, and otherwise the new value.
+/// Returns the old value if the new value differs from it by less than `step`, or by less than a tenth of the old
+/// value. Otherwise returns the new value.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),

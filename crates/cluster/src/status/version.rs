@@ -7,7 +7,6 @@ use crate::plan::{Course, course};
 use crate::reason::Reason;
 use crate::status::{Report, finding};
 
-/// Progress of a version change.
 struct Progress {
     target: EtcdVersion,
     /// Number of members that report the target version.
@@ -41,7 +40,6 @@ fn progress(report: &Report) -> Option<Progress> {
     under_way.then_some(Progress { target, done, of })
 }
 
-/// The target version of the members.
 pub(super) fn target(report: &Report) -> Option<String> {
     progress(report).map(|progress| progress.target.to_string())
 }

@@ -323,8 +323,8 @@ impl World {
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // A hibernation deletes the pod of a PVC, and a PVC that a user has deleted is lost with its pod. The operator
-        // may have planned the hibernation before the user deleted the PVC.
+        // If a user has deleted the PVC of a pod, the data is lost with the pod. The check allows this loss, because
+        // the second operator may have planned the hibernation before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));

@@ -76,7 +76,7 @@ impl World {
         })
     }
 
-    /// Applies a fault to a member that has joined or is about to join, and that does not serve clients yet.
+    /// Applies a fault to the newest member that runs and does not serve clients yet.
     pub(crate) fn strike_joining(&mut self, how: u8) {
         let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
         let newest = self.pods.iter().filter(waits);

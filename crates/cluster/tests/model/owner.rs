@@ -81,7 +81,8 @@ impl World {
     }
 
     /// Deletes the EtcdCluster. Does nothing if external members exist, because the remaining objects would look like
-    /// those of a new cluster. Also does nothing if an earlier EtcdCluster of this name has left objects.
+    /// those of a new cluster. Also does nothing if a PVC of another cluster exists, or if the retained volumes would
+    /// not identify the cluster.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.setup.retains && !self.can_be_recreated() {

@@ -166,8 +166,8 @@ impl World {
         }
     }
 
-    /// True if the operator may replace the member: its node is lost, its data is unreadable, its container fails, or
-    /// its volume is being deleted.
+    /// True if the operator may replace the member: it is external, it has a fault in its node, container, data or
+    /// volume, or it has no volume and its pod must be recreated.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {

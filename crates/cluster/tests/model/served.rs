@@ -49,7 +49,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
             _ => Event::Version(NEXT[usize::from(dice.small(3))]),
         });
         events.extend([Event::Round, Event::Tick].repeat(usize::from(dice.small(4))));
-        // The time passes without reconciles, so the operator does not notice when the member starts.
+        // Time passes without reconciles, so the operator does not notice when the member starts.
         events.extend([Event::Tick].repeat(usize::from(dice.small(6))));
         events.push(match dice.below(5) {
             0 | 1 => Event::DeletePod(0),
@@ -72,11 +72,11 @@ fn invariant_30_holds_for_sole_member_with_missing_images() {
 }
 
 #[test]
-fn model_detects_unproven_rollback() {
+fn model_detects_rollback_after_next_version_may_have_run() {
     find(&[Mutation::GoesBackUnproven], drawn, ROUNDS);
 }
 
-/// Without the record, a cluster of one member never leaves the version without an image.
+/// Without the record, a cluster of one member stays forever on a version that has no image.
 #[test]
 fn model_detects_operator_that_forgets_served_version() {
     let found = (0..100).find(|seed| {

@@ -381,7 +381,8 @@ impl World {
         }
     }
 
-    /// Computes connections from the members' TLS settings, in runs with TLS changes.
+    /// Computes connections from the members' TLS settings and certificates. Returns nothing in runs without TLS
+    /// changes and without lost certificates.
     fn groups(&mut self, token: &str, cluster: &Cluster) -> BTreeMap<u64, usize> {
         if !self.plays_tls() && !self.plays_authorities() {
             return BTreeMap::new();

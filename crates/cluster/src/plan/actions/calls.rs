@@ -20,7 +20,6 @@ impl Builder<'_> {
         )
     }
 
-    /// Changes etcd's authentication.
     pub(crate) fn auth(&self, change: AuthChange) -> Action {
         let (point, event, text) = match change {
             AuthChange::Enable => (
@@ -60,7 +59,6 @@ pub(crate) fn update_peer_urls(member: &str, id: MemberId, urls: Vec<String>) ->
     )
 }
 
-/// Promotes a learner to voter.
 pub(crate) fn promote(member: &str, id: MemberId) -> Action {
     call(
         "before-promote-member",
@@ -70,7 +68,6 @@ pub(crate) fn promote(member: &str, id: MemberId) -> Action {
     )
 }
 
-/// Removes a member from etcd.
 pub(crate) fn remove(member: &str, id: MemberId) -> Action {
     let text = format!("remove {member} from etcd");
     let member = member.to_owned();

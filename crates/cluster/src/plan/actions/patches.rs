@@ -114,7 +114,6 @@ pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
     )
 }
 
-/// Changes labels and annotations of a pod.
 pub(crate) fn change_metadata(member: &str, uid: &str, patch: &MetadataPatch) -> Action {
     let MetadataPatch {
         labels,

@@ -152,7 +152,6 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the state of a defragmentation in the status.
     pub(crate) fn record_defragmentation(&self, record: &DefragmentationStatus) -> Action {
         self.record(
             "before-record-defragmentation",

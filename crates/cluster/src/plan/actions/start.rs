@@ -36,7 +36,7 @@ pub enum State {
 pub struct Start {
     /// Name of the member, its pod, its PVC and its Service.
     pub member: String,
-    /// How etcd starts if the disk of the member is empty.
+    /// How the member's etcd starts, and from which data.
     pub state: State,
     /// The members in `--initial-cluster`, including the member itself.
     pub initial: BTreeSet<String>,
@@ -156,14 +156,14 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The image of a member that starts. The first of these that is known: the image that the member's PVC records for
-    /// this version, the image in the spec, the image of another member with this version.
+    /// The image of a member that starts. It is the first known one of these images: the image that the member's PVC
+    /// records for this version, the image in the spec, and the image of another member with this version.
     ///
-    /// Invariant 26: for the version in the spec, the record counts only if a ready pod has the same image. The record
-    /// of an interrupted change, or of other software, then does not prevail over the spec. A rollout that has stopped
-    /// does not continue with the members that lose their pods, because the unchanged members still have the former
-    /// image. For another version, the record always counts: after a failed upgrade, the spec no longer names the image
-    /// of that version.
+    /// Invariant 26: for the version in the spec, the image on the PVC counts only if a ready pod has the same image.
+    /// Otherwise, the record of an interrupted change, or of other software, would override the spec. If a rollout has
+    /// stopped, a member that loses its pod thus gets the former image, which the unchanged members still have. For
+    /// another version, the image on the PVC always counts, because after a failed upgrade, the spec no longer names
+    /// the image of that version.
     fn image(&self, start: &Start, version: &EtcdVersion) -> String {
         let spec = &self.desired.object.spec;
         let is_same = |noted: &Option<String>| noted.as_ref() == Some(&start.version);

@@ -60,9 +60,9 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Invariant 18: true if this member accepts connections from its peers, and is restarted one at a time with new
-    /// CAs for clients. A rolling update restarts a member that answers the operator. [`Self::rejoin`] restarts a
-    /// member that rejects the operator.
+    /// Invariant 18: true if another function restarts this member alone, because the member still accepts connections
+    /// from its peers. A rolling update restarts a member that answers the operator. [`Self::rejoin`] restarts a member
+    /// that rejects the operator.
     fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
         let trusts_peers = || {
             let certificates = self.certificates;

@@ -70,8 +70,8 @@ fn invariant_20_certificates_are_created_before_pod() {
     }
 }
 
-/// The operator creates the Service, with the annotation `started`, before the certificates of the member. Without the
-/// Service, it would delete these certificates as remains of a removed member.
+/// The operator creates the Service, with the annotation `started`, before the member's certificates: it would delete
+/// certificates without a Service as remains of a removed member.
 #[test]
 fn rejected_certificate_removes_started_annotation() {
     let issue = actions::certificate(CertificateWrite::Issue {

@@ -12,7 +12,7 @@ use crate::plan::evidence::Evidence;
 use crate::plan::{Draft, actions};
 use crate::snapshot::Pod;
 
-/// Deletes the pod of the seed. Returns true if this plan deletes it.
+/// Deletes the pod of the abandoned recovery's seed. Returns true if this plan deletes it.
 pub(super) fn stop(evidence: &Evidence, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let record = observed.recovery.record.as_ref();

@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the time in the spec has
-    // passed. Members that the operator is about to replace do not count for this size.
+    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the user no longer wants
+    // to keep them. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {
@@ -69,8 +69,8 @@ pub(crate) fn leftover(
     }
 }
 
-/// True if `spec.recovery.keepVolumes` has not passed since the recovery. Writes that only an old volume has can be
-/// read from it during this time.
+/// True if `spec.recovery.keepVolumes` has not passed since the recovery. Until then, users can read from an old volume
+/// the writes that the new cluster lacks.
 fn is_kept_after_recovery(desired: &Desired, observed: &Observed, now: Timestamp) -> bool {
     let record = observed.recovery.former();
     let completed = record.and_then(|record| record.completion_time.as_ref());

@@ -48,7 +48,7 @@ fn planner_returns_equal_plans_for_equal_input() {
     }
 }
 
-/// Both phases may request a change of the members, because a phase does not read the actions of another phase.
+/// Two phases may each request a change of the members, because no phase reads the actions of another phase.
 #[test]
 fn invariant_2_plan_keeps_only_first_of_two_member_changes() {
     let scene = three();

@@ -244,7 +244,7 @@ fn join_waits_until_peer_tls_settings_match() {
     }
 }
 
-/// After the joined cluster was recorded, its settings or the spec may change.
+/// The TLS settings of the joined cluster, or the spec, may change after the joined cluster was recorded.
 #[test]
 fn join_adds_no_member_while_peer_tls_settings_differ() {
     let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);

@@ -230,7 +230,7 @@ fn suspended_backups_are_reported_as_problem() {
 }
 
 #[test]
-fn change_not_in_before_changes_needs_no_backup() {
+fn change_that_spec_does_not_name_needs_no_backup() {
     let scene = upgrade().guarded(&["Recovery", "Restore", "Shrink"]);
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     assert_eq!(shrinking().guarded(&["Upgrade"]).changes().len(), 1);

@@ -107,7 +107,7 @@ fn member_without_volume_is_replaced_if_spec_requests_volumes() {
     assert_eq!(scene.changes(), [scene::remove("a")]);
 }
 
-/// Kubernetes needs some seconds for each new volume, so the first minute causes no Event.
+/// Kubernetes needs some seconds for each new volume, so the operator reports no problem in the first minute.
 #[test]
 fn volume_that_is_not_created_is_reported_after_a_minute() {
     let text = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims";

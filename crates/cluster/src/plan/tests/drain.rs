@@ -109,8 +109,8 @@ fn stale_data_comparison_is_repeated_before_restart() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
-/// The operator writes the labels of one plan concurrently. If the plan added the only other endpoint and removed this
-/// member, the Service could have no endpoint for a moment.
+/// The operator writes the labels of one plan concurrently. If one plan added an endpoint and drained the only other
+/// endpoint, the Service could have no endpoint for a moment.
 #[test]
 fn invariant_22_member_is_drained_only_after_another_became_endpoint() {
     let promoted = Scene::formed(&["a", "b"])

@@ -40,8 +40,8 @@ fn invariant_7_volume_of_another_cluster_stays_unchanged_without_quorum() {
     );
 }
 
-/// Invariant 7: all objects must carry the cluster ID before clients can write. Each remaining object then proves that
-/// the cluster existed.
+/// Invariant 7: all objects must have the cluster ID before clients can write. If the status is lost later, any of
+/// these objects proves that the cluster existed.
 #[test]
 fn client_service_gets_endpoints_after_objects_have_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });

@@ -87,8 +87,8 @@ fn assert_records_newest(scene: &Scene, newest: u64) {
     assert_eq!(*record, raft_log_record(CLUSTER.to_string(), index));
 }
 
-/// Invariant 29: a person has edited the record. All members have applied enough entries after the edited index, but
-/// not after the index that the operator had recorded.
+/// Invariant 29: a person has edited the index in the record. The checksum reveals the edit, so the operator records
+/// the newest index.
 #[test]
 fn invariant_29_edited_raft_log_record_is_replaced() {
     let applied_index = NEWEST + 5_000;
@@ -161,7 +161,7 @@ fn only_upgrade_from_etcd_3_6_to_3_7_prepares_raft_log() {
     }
 }
 
-/// After a downgrade to 3.5, later entries may be requests of the API v2, so the record must not survive it.
+/// After a downgrade to 3.5, later entries may be requests of the API v2, so the record would be wrong.
 #[test]
 fn invariant_29_raft_log_record_is_removed_without_upgrade_to_etcd_3_7() {
     let removes = |scene: Scene| {

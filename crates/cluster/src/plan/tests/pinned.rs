@@ -1,4 +1,5 @@
-//! `spec.image`: an image with a digest, whose version of etcd only a running member shows.
+//! Tests of an image with a digest in `spec.image`: only a running member shows which version of etcd the image
+//! contains.
 
 use super::rolling::{one, patched, towards};
 use super::scene::{Scene, delete_pod};
@@ -211,7 +212,7 @@ fn recreated_pod_has_recorded_image_of_its_version() {
 fn changed_image_is_recorded_on_volume_before_restart() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     let scene = scene.with_image(&["a", "b", "c"], OLD).pins(NEW, "3.6.16");
-    // One note on the PVC, and one on the pod with the new image.
+    // The plan sets the new image in the pod once, and records it on the PVC and on the pod.
     let (set, noted) = images(&scene);
     assert_eq!((set.len(), noted), (1, vec![NEW.to_owned(); 2]));
 }

@@ -83,8 +83,8 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
-/// If the status is lost later, the labels of the remaining objects must identify the new cluster. The operator
-/// therefore labels the new cluster before it deletes the old cluster.
+/// If the status is lost later, the cluster ID on the remaining objects must identify the new cluster. The operator
+/// therefore writes this ID to the objects of the new cluster before it deletes the old cluster.
 #[test]
 fn objects_of_old_cluster_stay_until_recovered_cluster_is_labeled() {
     let mut scene = recovered();

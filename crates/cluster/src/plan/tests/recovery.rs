@@ -339,7 +339,7 @@ fn loss_of_all_members_requires_restore_from_backup() {
 // ---- selection of the survivor for a recovery ----
 
 #[test]
-fn recovery_selects_survivor_with_highest_revision() {
+fn recovery_selects_survivor_with_highest_committed_index() {
     let five = ["a", "b", "c", "d", "e"];
     let scene = approved(loss(&five, &["a", "b"]));
     assert_eq!(

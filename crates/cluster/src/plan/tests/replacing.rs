@@ -209,7 +209,7 @@ fn leadership_moves_to_member_that_is_not_replaced() {
 
 // ---- members that never started ----
 
-/// Invariant 3: a voter that was never started raises the quorum, but never answers.
+/// Invariant 3: a voter that was never started raises the number of voters that a quorum needs, but never answers.
 #[test]
 fn unstarted_external_voter_is_reported_with_etcdctl_command() {
     let scene = three().added_with_vote("elsewhere");

@@ -138,7 +138,7 @@ fn invariant_35_retained_pvcs_record_voters_and_tls_settings() {
     assert_eq!(labels(&scene), all(RetentionNotes::default()));
 }
 
-/// The list of voters must not name a member without a volume.
+/// The lists of voters on the PVCs must not name a member whose volume is deleted, so they are updated first.
 #[test]
 fn volume_of_removed_member_is_deleted_after_voters_are_recorded() {
     let deletes = |scene: &Scene| scene.writes().contains(&delete_disk("d"));

@@ -82,7 +82,8 @@ fn member_with_data_unreadable_by_its_minor_release_is_replaced() {
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
-/// Regression: the data was damaged before the rollback to the minor release of the other members.
+/// Regression: the operator waited forever for a member whose data was damaged before its rollback to the minor release
+/// of the other members.
 #[test]
 fn member_with_data_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
@@ -213,7 +214,7 @@ fn learner_that_fails_with_both_images_is_replaced() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // The failing learner is not replaced, because no voter runs version 3.5.26, with which the learner was created.
+    // The failing learner is not replaced: no voter runs its former version 3.5.26, so that version may be the cause.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
     // The operator does not replace a voter after a failed image change, because the voter can return to its former
     // version.

@@ -190,7 +190,7 @@ fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
     }
 }
 
-/// etcd before 3.4 reports a single index.
+/// etcd before 3.4 reports only one index, that of the last applied entry, as `raft_index`.
 #[test]
 fn single_raft_index_decides_rollout_before_etcd_3_4() {
     let logs = |of_c: u64| {

@@ -181,8 +181,8 @@ fn defragmentation_is_delayed_after_ineffective_run() {
     assert!(record(&scene).is_some());
 }
 
-/// After a compaction, a member reports the freed space as used until the next write. A full database accepts no
-/// writes.
+/// After a compaction, a member reports the freed space as used until the next write. A full database accepts no write,
+/// so the operator defragments one member as a test.
 #[test]
 fn full_database_is_defragmented_after_compaction() {
     let mut scene = full(100, 100);
@@ -219,7 +219,8 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // A scheduled run ignores an earlier compaction.
+    // Only a run for a full database defragments a member as a test after a compaction. This scheduled run therefore
+    // ends.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());

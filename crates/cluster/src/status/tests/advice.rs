@@ -11,7 +11,7 @@ use crate::plan::tests::scene::Scene;
 use crate::seen::Seen;
 use crate::status::Report;
 
-/// The reason and the message of the condition `Advisable`, for a cluster without advice after this change.
+/// Changes a cluster without advice, and returns the reason and the message of its condition `Advisable`.
 fn advice(change: impl FnOnce(&mut Scene, &mut EtcdCluster)) -> (String, String) {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     for (name, pod) in &mut scene.observed.pods {

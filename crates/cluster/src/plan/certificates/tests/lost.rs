@@ -84,7 +84,7 @@ impl Story {
         (pod.ready, pod.unready_since) = (ready, (!ready).then_some(now));
     }
 
-    /// Deletes the pod of a member. The next plan must create it again.
+    /// Recreates the pod of a member, after the certificate writes that the plan sends before the pod.
     fn comes_back(&mut self, member: &str) {
         let pod = self.scene.observed.pods.remove(member).unwrap();
         let noted = self.certificates().pods.remove(member).unwrap();
@@ -212,7 +212,8 @@ fn authority_missing_in_its_own_trust_bundle_is_added() {
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
-/// Other software has put a certificate into the Secret. The operator does not trust the authority of that certificate.
+/// Other software has replaced the certificate and the CA in the Secret of a member. The operator does not trust that
+/// CA.
 #[test]
 fn foreign_certificate_is_replaced_and_its_issuer_not_trusted() {
     let mut story = Story::formed(true);
