@@ -7,6 +7,7 @@ use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::Container;
 
+use super::pod::tls::{SKIP_REVERSE_DNS, SKIP_REVERSE_DNS_EXPERIMENTAL};
 use super::{Member, Members, Start, initial_cluster_of_names};
 
 /// Maximum number of learners in etcd 3.6 and later. It equals the size of the largest cluster, and never changes,
@@ -124,19 +125,18 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
-/// True if etcd of this version knows the flag, which may have a value. Only flags that the operator sets are decided
-/// here; every other flag counts as known. etcd does not start with an unknown flag.
+/// True if etcd of this version knows a flag or a variable that the operator sets in pods. Every other flag or variable
+/// counts as known. `setting` is a flag, also with its value, or the name of a variable.
 ///
-/// The flags of a pod are immutable, so a pod can run another version only if that version knows all its flags.
-pub fn accepts_flag(version: &EtcdVersion, flag: &str) -> bool {
-    match flag.split('=').next().unwrap_or_default() {
-        // Only the first build of the operator set this flag. Pods now have the variable `ETCD_MAX_LEARNERS`.
-        "--max-learners" => version.has_max_learners(),
+/// Flags and variables of a pod are immutable. etcd does not start with an unknown flag, and ignores an unknown variable.
+pub fn has_setting(version: &EtcdVersion, setting: &str) -> bool {
+    match setting.split('=').next().unwrap_or_default() {
         "--listen-metrics-urls" => has_metrics_listener(version),
         "--tls-min-version" => version.has_tls_min_version(),
-        "--peer-skip-client-san-verification" => version.has_stable_flag_names(),
-        // etcd 3.6 accepts the earlier name and the later name of this flag.
-        "--experimental-peer-skip-client-san-verification" => {
+        // Only earlier builds of the operator set these flags. Pods now have variables instead.
+        "--max-learners" => version.has_max_learners(),
+        "--peer-skip-client-san-verification" | SKIP_REVERSE_DNS => version.has_stable_flag_names(),
+        "--experimental-peer-skip-client-san-verification" | SKIP_REVERSE_DNS_EXPERIMENTAL => {
             ((3, 4)..=(3, 6)).contains(&version.minor())
         }
         _ => true,

@@ -35,7 +35,7 @@ pub use difference::{
     Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };
 pub use flags::{
-    MAX_LEARNERS, VARIABLE_MAX_LEARNERS, accepts_flag, etcd_arguments, etcd_option, snapshot_count,
+    MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, has_setting, snapshot_count,
 };
 pub use hash::spec_hash;
 pub use image::{Changed, pull_problem, set_image};

@@ -127,7 +127,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     mounts.extend(tls::mounts(members, member.name));
     mounts.extend(policy.volume_mounts.iter().cloned());
     let arguments = etcd_arguments(members, member);
-    let variables = environment(member, policy, &arguments);
+    let variables = environment(members, member, &arguments);
     Container {
         name: names::CONTAINER_ETCD.to_owned(),
         image: Some(members.spec.image_of(member.version)),
@@ -156,23 +156,26 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The environment of the etcd container. The limit of learners is a variable, because the image of a running pod may
-/// change to a release without this setting. etcd only logs an unknown variable, but does not start with an unknown
-/// flag.
-fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
+/// The environment of the etcd container. Settings that some releases lack are variables, because the image of a running
+/// pod may change to such a release. etcd only logs an unknown variable, but does not start with an unknown flag.
+fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String]) -> Vec<EnvVar> {
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
         value: Some(value),
         ..EnvVar::default()
     };
+    let none = PodPolicy::default();
+    let policy = members.spec.pod.as_ref().unwrap_or(&none);
     let learners = variable((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
+    let reverse_dns = tls::skip_reverse_dns(members, member);
+    let reverse_dns = reverse_dns.map(|name| variable((name, "true".to_owned())));
     let defragmentation = stop_grpc_on_defragmentation(member, policy).map(variable);
     let users = policy.etcd_env.iter();
     let users = users
         .filter(|one| is_allowed_variable(&one.name, arguments))
         .cloned();
-    let owned = [learners].into_iter().chain(defragmentation);
-    owned.chain(users).collect()
+    let owned = [learners].into_iter().chain(reverse_dns);
+    owned.chain(defragmentation).chain(users).collect()
 }
 
 /// True if a variable in `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:

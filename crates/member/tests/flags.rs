@@ -1,4 +1,5 @@
-//! Runs real etcd programs with the flags of member pods of other versions. etcd does not start with an unknown flag.
+//! Runs real etcd programs with the flags and variables of member pods of other versions. etcd does not start with an
+//! unknown flag, and ignores an unknown variable.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeSet;
@@ -7,7 +8,7 @@ use std::process::{Command, Output};
 use api::EtcdCluster;
 use api::version::EtcdVersion;
 use etcd::testing::Programs;
-use member::{Member, Members, Role, Start, accepts_flag, etcd_arguments};
+use member::{Member, Members, Role, Start, etcd_arguments, has_setting};
 use serde_json::json;
 
 /// The minor releases of etcd, with the versions for which pods are built.
@@ -67,12 +68,44 @@ fn flag_is_accepted_only_by_releases_that_know_it() {
             let output = read(&programs, std::slice::from_ref(flag));
             assert_eq!(
                 output.status.success(),
-                accepts_flag(&parsed, flag),
+                has_setting(&parsed, flag),
                 "etcd {version}: {flag}: {}",
                 String::from_utf8_lossy(&output.stderr)
             );
         }
         let output = read(&programs, &flags(version));
         assert!(output.status.success(), "etcd {version}: {output:?}");
+    }
+}
+
+/// The variables that turn off the reverse DNS check of peers.
+const VARIABLES: [&str; 2] = [
+    "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION",
+    "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION",
+];
+
+#[test]
+fn etcd_ignores_variable_of_other_release() {
+    for (minor, version) in RELEASES {
+        let programs = Programs::find(minor);
+        let parsed = EtcdVersion::parse(version).unwrap();
+        for variable in VARIABLES {
+            let mut command = Command::new(&programs.etcd);
+            command.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
+            // etcd reads its variables, and then exits because of the invalid election timeout.
+            command.args(["--heartbeat-interval=100", "--election-timeout=100"]);
+            let output = command.env(variable, "true").output().unwrap();
+            let text = [output.stderr, output.stdout].concat();
+            let text = String::from_utf8_lossy(&text);
+            assert!(text.contains("election-timeout"), "etcd {version}: {text}");
+            let unknown = text
+                .lines()
+                .any(|line| line.contains("unrecognized") && line.contains(variable));
+            assert_eq!(
+                unknown,
+                !has_setting(&parsed, variable),
+                "etcd {version}: {variable}: {text}"
+            );
+        }
     }
 }

@@ -6,7 +6,7 @@
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
 
-use member::{VARIABLE_MAX_LEARNERS, accepts_flag};
+use member::{VARIABLE_MAX_LEARNERS, has_setting};
 
 use crate::plan::replaced;
 use crate::plan::view::{View, name_of};
@@ -238,11 +238,15 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// True if the container of a running pod can restart with the image of this version. The pod's flags and its readiness
-/// probe are immutable, so the version must support both.
+/// True if the container of a running pod can restart with the image of this version: the version supports the flags and
+/// the readiness probe of the pod, which are immutable. If the pod has a volume, the version must also know its
+/// variables. Without a volume, the container restarts without these settings, because a new member of an earlier minor
+/// release cannot join (`allowedVersionRange` in etcd 3.5).
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
-    let mut flags = pod.flags.iter();
-    flags.all(|flag| accepts_flag(version, flag)) && (!pod.readyz || version.has_readyz())
+    let needed = |setting: &&String| pod.durable || setting.starts_with("--");
+    let mut settings = pod.flags.iter().filter(needed);
+    let probe = !pod.readyz || version.has_readyz();
+    probe && settings.all(|setting| has_setting(version, setting))
 }
 
 /// Flag with which the first release of the operator set the limit of learners.

@@ -27,6 +27,12 @@ const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
 ];
 
+/// The variable of the flag `--peer-skip-client-san-verification`, which exists since etcd 3.6.
+pub(crate) const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
+/// The variable with the name of this flag in etcd 3.4 to 3.6. etcd 3.6 does not start with both variables.
+pub(crate) const SKIP_REVERSE_DNS_EXPERIMENTAL: &str =
+    "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION";
+
 /// A Secret that the etcd container mounts.
 struct Mounted {
     purpose: Purpose,
@@ -127,9 +133,6 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
             format!("--{prefix}trusted-ca-file={path}/{}", keys.ca),
             format!("--{prefix}client-cert-auth=true"),
         ]);
-        if matches!(mounted.purpose, Purpose::Peer) {
-            arguments.extend(skip_reverse_dns(member.version));
-        }
     }
     if !all.is_empty() {
         arguments.push(format!("--cipher-suites={}", CIPHER_SUITES.join(",")));
@@ -140,20 +143,20 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// The flag that turns off the reverse DNS check of peers. With the check, etcd rejects all peers while reverse DNS is
-/// slow or down.
+/// The variable that turns off the reverse DNS check of peers. With the check, etcd rejects all peers while reverse DNS
+/// is slow or down. `None` without TLS between peers.
 ///
 /// The check looks up the IP address of a peer in reverse DNS, and compares the result with the wildcard names in the
-/// certificate (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With the flag, etcd verifies
-/// the issuer and the usage of the certificate, and also the name when it connects to another member.
-fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
-    let flag = "peer-skip-client-san-verification";
-    if version.has_stable_flag_names() {
-        Some(format!("--{flag}=true"))
+/// certificate (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With the variable, etcd
+/// verifies the issuer and the usage of the certificate, and also the name when it connects to another member.
+pub(super) fn skip_reverse_dns(members: &Members<'_>, member: &Member<'_>) -> Option<&'static str> {
+    let tls = members.spec.tls.as_ref()?;
+    tls.peer_secret_of(member.name)?;
+    Some(if member.version.has_stable_flag_names() {
+        SKIP_REVERSE_DNS
     } else {
-        // The flag exists since etcd 3.4.
-        (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
-    }
+        SKIP_REVERSE_DNS_EXPERIMENTAL
+    })
 }
 
 #[cfg(test)]
@@ -188,21 +191,20 @@ mod tests {
         assert!(!arguments.iter().any(|one| one.contains("auto-tls")));
     }
 
-    /// Invariant 20: only the reverse DNS check is turned off, with the flag name of each release.
+    /// Invariant 20: only the reverse DNS check is turned off, with the name of the variable in each release.
     #[test]
     fn peer_certificate_check_skips_reverse_dns() {
-        let of = |version| Fixture::with(TLS).version(version).arguments();
-        assert!(has(
-            &of("3.6.16"),
-            "--peer-skip-client-san-verification=true"
-        ));
-        let experimental = "--experimental-peer-skip-client-san-verification=true";
-        assert!(has(&of("3.5.35"), experimental) && has(&of("3.4.30"), experimental));
-        assert!(
-            !of("3.5.0")
-                .iter()
-                .any(|one| one.contains("tls-min-version"))
-        );
+        let of = |json, version| {
+            let fixture = Fixture::with(json).version(version);
+            skip_reverse_dns(&fixture.members(), &fixture.member())
+        };
+        assert_eq!(of(TLS, "3.7.3"), Some(SKIP_REVERSE_DNS));
+        assert_eq!(of(TLS, "3.6.16"), Some(SKIP_REVERSE_DNS));
+        assert_eq!(of(TLS, "3.5.35"), Some(SKIP_REVERSE_DNS_EXPERIMENTAL));
+        assert_eq!(of(TLS, "3.4.23"), Some(SKIP_REVERSE_DNS_EXPERIMENTAL));
+        assert_eq!(of("{}", "3.6.16"), None);
+        let old = Fixture::with(TLS).version("3.5.0").arguments();
+        assert!(!old.iter().any(|one| one.contains("tls-min-version")));
     }
 
     #[test]

@@ -443,20 +443,28 @@ fn downgrade_changes_images_of_existing_pods() {
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// etcd 3.5 does not know these flags, and the flags of a running pod cannot change.
+/// etcd 3.5 does not know these settings, and the flags and variables of a running pod cannot change.
 #[test]
-fn downgrade_recreates_pods_that_have_newer_flags() {
-    for flag in ["--max-learners", "--peer-skip-client-san-verification"] {
+fn downgrade_recreates_pods_that_have_newer_settings() {
+    for setting in ["--max-learners", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"] {
         let scene = Scene::formed(&["a", "b", "c"]).durable();
-        let scene = scene.all_run("3.6.16").wants("3.5.35").with_flag(flag);
+        let scene = scene.all_run("3.6.16").wants("3.5.35").with_flag(setting);
         let scene = scene.allowed("3.5", "3.5.0").compared();
         let writes = scene.drained().writes();
         assert!(
             matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
                 if member == "b" && pod == "b" && version == "3.5.35"),
-            "{flag}: {writes:?}"
+            "{setting}: {writes:?}"
         );
     }
+}
+
+/// A new member of etcd 3.5 cannot join during the downgrade, so the member must not be replaced.
+#[test]
+fn downgrade_without_volumes_keeps_pods_with_unknown_variables() {
+    let scene = towards("3.6.16", "3.5.35").with_flag("ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION");
+    let scene = scene.allowed("3.5", "3.5.0");
+    assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
 #[test]
