@@ -68,7 +68,7 @@ pub struct BackupManifest {
     pub cluster: Option<ManifestCluster>,
 }
 
-/// The encryption of a stored object. The object itself starts with the ID of the key.
+/// The encryption of a stored object. The header of the object also contains the ID of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestEncryption {

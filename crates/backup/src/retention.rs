@@ -277,7 +277,7 @@ mod tests {
         let old = r#"{"maxAge":"48h"}"#;
         assert_eq!(kept(old, &[HOUR, 2 * DAY, 2 * DAY + 1]), [HOUR, 2 * DAY]);
         assert_eq!(kept(old, &[30 * DAY, 31 * DAY]), [30 * DAY]);
-        // maxAge overrides maxBackups.
+        // A backup older than maxAge is deleted, even if maxBackups would keep it.
         assert_eq!(
             kept(r#"{"maxAge":"1h","maxBackups":5}"#, &[0, HOUR, DAY]),
             [0, HOUR]

@@ -34,7 +34,8 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Starts the clients. The seed determines the order of operations, but not their timing.
+    /// Starts the clients. For each client, the seed determines its sequence of random choices. The seed does not
+    /// determine the order of operations of different clients.
     ///
     /// # Errors
     /// Fails if the client Service does not exist.

@@ -1,5 +1,5 @@
-//! `defrag`, `compact` and `move-leader`: run etcdctl for one member at a time. The operator does the same work on a
-//! schedule (docs/upkeep.md).
+//! `defrag`, `compact` and `move-leader`. `defrag` runs etcdctl for one member at a time. `compact` and `move-leader`
+//! run one etcdctl command on the leader.
 
 use std::time::Duration;
 

@@ -196,7 +196,7 @@ fn recreated_pod_has_recorded_image_of_its_version() {
     let disk = scene.observed.disks.get_mut("b").unwrap();
     (disk.version, disk.image) = (Some("3.6.16".to_owned()), None);
     assert_eq!(image_of_b(&scene), [NEW]);
-    // Invariant 26: a recorded image of this version counts only if a ready pod has this image.
+    // Invariant 26: for the version of the spec, the image recorded on the PVC counts only if a ready pod has it.
     let disk = scene.observed.disks.get_mut("b").unwrap();
     disk.image = Some(OTHER.to_owned());
     assert_eq!(image_of_b(&scene), [NEW]);
