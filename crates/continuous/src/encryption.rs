@@ -181,13 +181,16 @@ struct Reading {
 }
 
 /// The content of a stored object, in constant memory.
+///
+/// Invariant 15: a tenant can forge an object that is compressed with a window of 128 MiB. The recorder compresses no
+/// objects as a whole, so they are not decompressed.
 fn decrypted(
     chunks: BoxStream<'static, Result<Bytes, Error>>,
     keys: Option<Keys>,
 ) -> BoxStream<'static, Result<Bytes, Error>> {
     let reading = Reading {
         chunks,
-        unpacker: Unpacker::new(keys),
+        unpacker: Unpacker::without_decompression(keys),
         has_ended: false,
     };
     stream::try_unfold(reading, |mut reading| async move {

@@ -62,6 +62,14 @@ impl Unpacker {
         }
     }
 
+    /// Starts to read an object as [`new`](Self::new) does, but never decompresses its content.
+    pub fn without_decompression(keys: Option<Keys>) -> Self {
+        Self {
+            expansion: Expansion::No,
+            ..Self::new(keys)
+        }
+    }
+
     /// Adds the next bytes of the object.
     ///
     /// # Errors
@@ -211,7 +219,14 @@ mod tests {
     }
 
     fn unpacked(stored: &[u8], length: usize, keys: Option<Keys>) -> Result<Vec<u8>, Error> {
-        let mut unpacker = Unpacker::new(keys);
+        unpacked_with(Unpacker::new(keys), stored, length)
+    }
+
+    fn unpacked_with(
+        mut unpacker: Unpacker,
+        stored: &[u8],
+        length: usize,
+    ) -> Result<Vec<u8>, Error> {
         let mut out = Vec::new();
         for chunk in stored.chunks(length) {
             unpacker.push(Bytes::copy_from_slice(chunk))?;
@@ -241,6 +256,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn compressed_content_is_returned_as_stored_without_decompression() {
+        for size in [0, 3, 1000, 300_000] {
+            let compressed = packed(&content(size), true, None);
+            for encrypt in [false, true] {
+                let stored = packed(&compressed, false, encrypt.then(|| key('a')).as_ref());
+                for length in [1, 8, 1000, 1 << 20] {
+                    let unpacker = Unpacker::without_decompression(encrypt.then(|| keys('a')));
+                    let found = unpacked_with(unpacker, &stored, length).unwrap();
+                    assert!(found == compressed, "{size} {encrypt} {length}");
+                }
+            }
+        }
+        let found = unpacked_with(Unpacker::without_decompression(None), b"abc", 2).unwrap();
+        assert_eq!(found, b"abc");
     }
 
     /// A writer to the bucket must not be able to replace an encrypted backup with an unencrypted object.

@@ -248,6 +248,14 @@ fn plan_agent(
         (AgentState::Missing, Ok(target)) => {
             RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
         }
+        // The running agent would store changes without encryption until the trouble ends, for example until the Secret
+        // with the key exists. A start of the encryption causes a gap anyway.
+        (AgentState::Found(found), Err(trouble))
+            if backup.spec.encryption.is_some() && !deployment::encrypts(&found.deployment) =>
+        {
+            let stopped = stop(agent, RecordingVerdict::Off);
+            RecordingPlan::wait(trouble.clone()).with(stopped.step)
+        }
         (AgentState::Found(found), Err(trouble)) => report(found, None, trouble.clone()),
         (AgentState::Found(found), Ok(target)) => {
             let plan = report(found, Some(target.location.clone()), starting());

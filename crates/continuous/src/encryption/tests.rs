@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use store::LocalStore;
+use store::compression::Compressor;
 use store::encryption::{self as format, is_encrypted};
 use tempfile::TempDir;
 
@@ -197,6 +198,25 @@ async fn encrypted_upload_returns_same_content() {
         let read = crate::stored::read(&store, &key, size).await.unwrap();
         assert!(read == content, "{size}");
     }
+}
+
+/// Invariant 15: the decompression of a forged object could need much memory.
+#[tokio::test]
+async fn invariant_15_compressed_object_is_not_decompressed() {
+    let recorded = Recorded::new();
+    let content = b"content".repeat(1_000);
+    let mut compressed = Vec::new();
+    let mut compressor = Compressor::new().unwrap();
+    let pushed = compressor.push(&content, |piece| compressed.extend_from_slice(piece));
+    pushed.unwrap();
+    let finished = compressor.finish(|piece| compressed.extend_from_slice(piece));
+    finished.unwrap();
+    let key = format!("{PREFIX}{SNAPSHOTS}{}", snapshot_name(1));
+    let object = Bytes::from(compressed);
+    recorded.local.put(&key, object.clone()).await.unwrap();
+    let store = EncryptedStore::for_reading(&recorded.local, None);
+    let read = crate::stored::read(&store, &key, content.len()).await;
+    assert!(read.unwrap() == object);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use runtime::slots::Place;
-use store::encryption::Keys;
+use store::encryption::{self, Keys};
 use tokio::time::timeout;
 
 use super::{ObserveContext, bucket};
@@ -219,7 +219,21 @@ fn in_encryption(
     location: &str,
     secret: Option<&str>,
 ) -> Option<Trouble> {
+    let not_encrypted = |object: String| {
+        let message = format!(
+            "{field}: {object} in {location} is not encrypted, although the restore requires it ({FIELD}: {}): another \
+             writer may have stored it. If you have turned the encryption off, remove spec.encryption from the \
+             EtcdRestore, and set the path in status.continuous.location of the EtcdBackup without its last slash \
+             instead of spec.backup",
+            secret.unwrap_or_default()
+        );
+        (Reason::SnapshotUnreadable, message)
+    };
     let (reason, message) = match error {
+        PointError::Read(ReadError::Encryption {
+            key,
+            error: encryption::Error::NotEncrypted,
+        }) => not_encrypted(format!("the segment {key:?}")),
         PointError::Read(ReadError::Encryption { error, .. }) => {
             return Some(in_content(&error.clone().into(), secret));
         }
@@ -231,17 +245,9 @@ fn in_encryption(
                 key.name, key.id
             ),
         ),
-        PointError::NotEncrypted(base) => (
-            Reason::SnapshotUnreadable,
-            format!(
-                "{field}: the base with {} in {location} is not encrypted, although the restore requires it ({FIELD}: \
-                 {}): another writer may have added the base. If you have turned the encryption off, remove \
-                 spec.encryption from the EtcdRestore, and set the path in status.continuous.location of the \
-                 EtcdBackup without its last slash instead of spec.backup",
-                described(base),
-                secret.unwrap_or_default()
-            ),
-        ),
+        PointError::NotEncrypted(base) => {
+            not_encrypted(format!("the base with {}", described(base)))
+        }
         _ => return None,
     };
     Some(Trouble::new(reason, message))

@@ -2,11 +2,13 @@
 
 use crate::storage::{StorageBlock, StorageSource};
 
-/// The parent domains of the clouds whose bucket names are unique in the whole cloud. All endpoints in these domains
-/// therefore lead to the same bucket.
-const S3_CLOUD: &str = "amazonaws.com";
-const GCS_CLOUD: &str = "googleapis.com";
-const OSS_CLOUD: &str = "aliyuncs.com";
+/// A cloud whose bucket names are unique in the whole cloud: its domain, and the name of its object storage. All
+/// endpoints of this object storage therefore lead to the same bucket.
+type Cloud = (&'static str, &'static str);
+
+const S3_CLOUD: Cloud = ("amazonaws.com", "s3");
+const GCS_CLOUD: Cloud = ("googleapis.com", "storage");
+const OSS_CLOUD: Cloud = ("aliyuncs.com", "oss");
 
 /// Whether two storage blocks have the same location. The spelling of the endpoints does not matter.
 pub(super) fn is_same_place(one: &StorageBlock, other: &StorageBlock) -> bool {
@@ -28,9 +30,25 @@ fn place(block: &StorageBlock) -> (&'static str, Option<String>, String) {
     (source.block(), server, source.path().to_owned())
 }
 
+/// Whether the host is an endpoint of the cloud's object storage, such as `s3.eu-west-1.amazonaws.com`. Other hosts in
+/// the domain can be servers of users, for example behind a load balancer (`elb`). AWS GovCloud has its own bucket
+/// names.
+fn is_in(host: &str, (domain, storage): Cloud) -> bool {
+    let before = host.strip_suffix(domain);
+    let Some(before) = before.and_then(|before| before.strip_suffix('.')) else {
+        return false;
+    };
+    let is_storage = |label: &str| {
+        let rest = label.strip_prefix(storage);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let is_other = |label: &str| label == "elb" || label.starts_with("us-gov-");
+    before.split('.').any(is_storage) && !before.split('.').any(is_other)
+}
+
 /// The host, the port and the path of an endpoint, in lower case except the path. `None` for an endpoint of this cloud,
 /// which is also the default endpoint.
-fn server(endpoint: &str, cloud: Option<&str>) -> Option<String> {
+fn server(endpoint: &str, cloud: Option<Cloud>) -> Option<String> {
     let endpoint = endpoint.trim();
     // The stores of OSS accept an endpoint without a scheme, and then use HTTPS.
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", endpoint));
@@ -47,11 +65,7 @@ fn server(endpoint: &str, cloud: Option<&str>) -> Option<String> {
     });
     let (host, port) = port.unwrap_or((authority.as_str(), None));
     let host = host.strip_suffix('.').unwrap_or(host);
-    let is_in = |cloud: &str| {
-        let before = host.strip_suffix(cloud);
-        before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
-    if cloud.is_some_and(is_in) {
+    if cloud.is_some_and(|cloud| is_in(host, cloud)) {
         return None;
     }
     // The scheme itself does not matter, because one port has either HTTP or HTTPS.
@@ -91,6 +105,7 @@ mod tests {
             ("https://s3.example/path", "https://s3.example/path/"),
             ("", "https://s3.amazonaws.com"),
             ("", "https://s3.eu-west-1.amazonaws.com:443/"),
+            ("", "https://s3-fips.dualstack.us-east-1.amazonaws.com"),
         ] {
             assert!(is_same_place(&s3(one), &s3(other)), "{one} {other}");
         }
@@ -106,6 +121,11 @@ mod tests {
             ("https://s3.example/path", "https://s3.example/PATH"),
             ("", "https://s3.example"),
             ("", "https://myamazonaws.com"),
+            ("", "https://s3.myamazonaws.com"),
+            ("", "https://minio-1.elb.eu-west-1.amazonaws.com"),
+            ("", "https://s3-1.elb.eu-west-1.amazonaws.com"),
+            ("", "http://ec2-1-2-3-4.compute.amazonaws.com:9000"),
+            ("", "https://s3.us-gov-west-1.amazonaws.com"),
         ] {
             assert!(!is_same_place(&s3(one), &s3(other)), "{one} {other}");
         }
@@ -121,6 +141,7 @@ mod tests {
         for (kind, endpoint) in [
             ("gcs", "https://storage.googleapis.com"),
             ("oss", "oss-cn-hangzhou.aliyuncs.com"),
+            ("oss", "https://cn-hangzhou.oss.aliyuncs.com"),
             ("oss", "https://s3.oss-cn-hangzhou-internal.aliyuncs.com/"),
         ] {
             let (default, named) = (block(kind, None), block(kind, Some(endpoint)));

@@ -27,6 +27,8 @@ use crate::recording::{AgentTarget, CA, RecordOrder, SPOOL, STORE};
 
 const NAME: &str = "agent";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
+/// The argument with the directory of the encryption keys. Only an agent that encrypts has this argument.
+const KEYS: &str = "--keys=";
 /// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
 /// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large. At
@@ -107,6 +109,15 @@ fn pod(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> PodS
     }
 }
 
+/// Whether the agent of this Deployment encrypts its objects.
+pub(super) fn encrypts(deployment: &Deployment) -> bool {
+    let spec = deployment.spec.as_ref();
+    let pod = spec.and_then(|spec| spec.template.spec.as_ref());
+    let containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    let mut args = containers.flat_map(|container| container.args.iter().flatten());
+    args.any(|arg| arg.starts_with(KEYS))
+}
+
 fn container(
     backup: &EtcdBackup,
     settings: &Continuous,
@@ -117,7 +128,7 @@ fn container(
     let mut args = vec!["record".to_owned(), format!("--order={order}")];
     if backup.spec.encryption.is_some() {
         // A program of an older release rejects this argument. Otherwise it would ignore the encryption in the order.
-        args.push(format!("--keys={ENCRYPTION}"));
+        args.push(format!("{KEYS}{ENCRYPTION}"));
     }
     let (request, limit) = MEMORY;
     let memory =
@@ -205,7 +216,7 @@ fn mounted(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> 
         ("ca", CA, store.ca.map(|secret| secret.name)),
         ("tls", TLS, etcd.tls.as_deref()),
         ("auth", AUTH, etcd.auth.as_deref()),
-        // Invariant 14: only this pod mounts the Secret, and the arguments contain only its name.
+        // Invariant 14: the arguments of the pod contain only the name of this Secret.
         (
             "encryption",
             ENCRYPTION,

@@ -285,6 +285,28 @@ fn secrets(deployment: &Value) -> Vec<String> {
 }
 
 #[test]
+fn agent_without_encryption_is_stopped_if_key_is_missing() {
+    let plain = with(|_| {});
+    let encrypted = with(|backup| backup["spec"]["encryption"] = json!({ "secret": "keys" }));
+    for (running, stops) in [(&plain, true), (&encrypted, false)] {
+        let missing = inputs(running, AgentState::Missing);
+        let deployment = applied(&plan(running, &missing, at(0))).clone();
+        let known = RecordingInputs {
+            agent: found(&deployment, Some(AgentReport::default())),
+            target: Some(Err(Trouble::new(Reason::SecretMissing, "no Secret keys"))),
+        };
+        let next = plan(&encrypted, &known, at(0));
+        if stops {
+            assert_eq!(reason(&next), Reason::SecretMissing);
+            assert_eq!(next.step, RecordingStep::Delete(Box::new(deployment)));
+        } else {
+            assert!(matches!(next.verdict, RecordingVerdict::Reported { .. }));
+            assert_eq!(next.step, RecordingStep::Nothing);
+        }
+    }
+}
+
+#[test]
 fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let secured = cluster(&json!({
         "size": 3, "TLS": { "static": { "member": { "serverSecret": "server" }, "operatorSecret": "operator" } },

@@ -264,7 +264,17 @@ fn encryption_error_names_key_or_secret() {
             keys: "none".to_owned(),
         },
     });
+    let plain_segment = PointError::Read(ReadError::Encryption {
+        key: "a.segment".to_owned(),
+        error: encryption::Error::NotEncrypted,
+    });
     for (error, secret, reason, part) in [
+        (
+            &plain_segment,
+            Some("keys"),
+            Reason::SnapshotUnreadable,
+            "the segment \"a.segment\" in s3://b/k is not encrypted",
+        ),
         (&encrypted, None, Reason::InvalidSpec, "ID ab12"),
         (
             &plain,
