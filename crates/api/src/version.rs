@@ -92,16 +92,6 @@ impl EtcdVersion {
         self.minor() >= (3, 6)
     }
 
-    /// True if etcd has the flag `--tls-min-version` (since 3.4.25, 3.5.8 and 3.6).
-    pub fn has_tls_min_version(&self) -> bool {
-        let patch = self.0.patch;
-        match self.minor() {
-            (3, 4) => patch >= 25,
-            (3, 5) => patch >= 8,
-            minor => minor >= (3, 6),
-        }
-    }
-
     /// True if the image has `etcdutl` (since 3.5). Older images have only `etcdctl`.
     pub fn has_etcdutl(&self) -> bool {
         self.minor() >= (3, 5)

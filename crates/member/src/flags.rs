@@ -132,7 +132,6 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
 pub fn has_setting(version: &EtcdVersion, setting: &str) -> bool {
     match setting.split('=').next().unwrap_or_default() {
         "--listen-metrics-urls" => has_metrics_listener(version),
-        "--tls-min-version" => version.has_tls_min_version(),
         // Only earlier builds of the operator set these flags. Pods now have variables instead.
         "--max-learners" => version.has_max_learners(),
         "--peer-skip-client-san-verification" | SKIP_REVERSE_DNS => version.has_stable_flag_names(),

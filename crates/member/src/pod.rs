@@ -158,24 +158,30 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
 
 /// The environment of the etcd container. Settings that some releases lack are variables, because the image of a running
 /// pod may change to such a release. etcd only logs an unknown variable, but does not start with an unknown flag.
+///
+/// A variable of the operator is left out if the user sets it, because etcd does not start with a variable and a flag of
+/// one name (`verifyEnv` in `pkg/flags`).
 fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String]) -> Vec<EnvVar> {
+    let none = PodPolicy::default();
+    let policy = members.spec.pod.as_ref().unwrap_or(&none);
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
         value: Some(value),
         ..EnvVar::default()
     };
-    let none = PodPolicy::default();
-    let policy = members.spec.pod.as_ref().unwrap_or(&none);
-    let learners = variable((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
-    let reverse_dns = tls::skip_reverse_dns(members, member);
-    let reverse_dns = reverse_dns.map(|name| variable((name, "true".to_owned())));
-    let defragmentation = stop_grpc_on_defragmentation(member, policy).map(variable);
     let users = policy.etcd_env.iter();
-    let users = users
-        .filter(|one| is_allowed_variable(&one.name, arguments))
-        .cloned();
-    let owned = [learners].into_iter().chain(reverse_dns);
-    owned.chain(defragmentation).chain(users).collect()
+    let users = users.filter(|one| is_allowed_variable(&one.name, arguments));
+    let by_user = |name: &str| {
+        let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
+        users.clone().any(|one| one.name == name) || flag_of_env(name).is_some_and(given)
+    };
+    let learners = (VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string());
+    let tls = tls::variables(members, member).into_iter();
+    let tls = tls.map(|(name, value)| (name, value.to_owned()));
+    let tls = tls.filter(|(name, _)| !by_user(name));
+    let defragmentation = stop_grpc_on_defragmentation(member, policy);
+    let owned = [learners].into_iter().chain(tls).chain(defragmentation);
+    owned.map(variable).chain(users.clone().cloned()).collect()
 }
 
 /// True if a variable in `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:

@@ -77,7 +77,7 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     if fits {
         return Some(Need::Image(version));
     }
-    let why = format!("etcd {version} does not accept the flags of the existing pod");
+    let why = format!("etcd {version} does not know all settings of the existing pod");
     Some(Need::Pod(version, why))
 }
 
@@ -103,13 +103,12 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
         backed_up::end(&ClusterChange::Upgrade, draft);
     }
     let waits = pinned::stops(view, draft);
-    if waits || needs.is_empty() && downgrade != Downgrade::TakeBack {
+    if downgrade == Downgrade::TakeBack {
+        requests_downgrade(view, &downgrade, draft);
         return;
     }
-    if repair(&course, &needs, draft) || busy {
-        return;
-    }
-    if !at_rest(view, draft) {
+    if waits || needs.is_empty() || repair(&course, &needs, draft) || busy || !at_rest(view, draft)
+    {
         return;
     }
     // Invariant 32: the first member changes its version only after a recent backup.
@@ -117,7 +116,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if upgrades && !backed_up::is_backed_up(&ClusterChange::Upgrade, &what, draft) {
         return;
     }
-    if requests_downgrade(view, &downgrade, draft) || needs.is_empty() {
+    if requests_downgrade(view, &downgrade, draft) {
         return;
     }
     if course.direction == Some(UpgradeDirection::Up) && !has_gone_over(view, draft) {

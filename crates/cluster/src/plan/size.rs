@@ -11,7 +11,7 @@ use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
 use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
-use crate::plan::versions::VersionRules;
+use crate::plan::versions::{self, VersionRules};
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{
     BLIND, CONNECTED, Draft, NewNames, SHORTLY, SOON, STEADY, actions, backed_up, concurrent_join,
@@ -310,6 +310,18 @@ pub(super) fn grow(
     }
     if wait_for_connections(view, draft) {
         return true;
+    }
+    // etcd rejects new members during a downgrade (`allowedVersionRange` in `cluster_util.go`).
+    if versions::enabled_downgrade(draft.build.observed).is_some() {
+        let said =
+            "cancel the downgrade of etcd, because etcd rejects new members during a downgrade";
+        return decide(
+            view,
+            vec![actions::downgrade(None)],
+            None,
+            said.to_owned(),
+            draft,
+        );
     }
     let joining = |member: &&MemberState| {
         !member.joined()

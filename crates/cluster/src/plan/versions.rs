@@ -172,11 +172,8 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;
     };
-    let allowed = observed
-        .answers()
-        .find_map(|(_, status)| minor_of(status.downgrade.as_ref()?));
     let wanted = target.minor();
-    match allowed {
+    match enabled_downgrade(observed) {
         None if course.direction == Some(UpgradeDirection::Down) => {
             Downgrade::Allow(format!("{}.{}", wanted.0, wanted.1))
         }
@@ -201,6 +198,12 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
             }
         }
     }
+}
+
+/// The minor release of the downgrade that etcd has enabled.
+pub(super) fn enabled_downgrade(observed: &Observed) -> Option<(u64, u64)> {
+    let mut answers = observed.answers();
+    answers.find_map(|(_, status)| minor_of(status.downgrade.as_ref()?))
 }
 
 /// The major and the minor number of a version such as `3.5` or `3.5.0`.

@@ -233,6 +233,9 @@ impl World {
             self.keep_data(&start, data);
             return None;
         }
+        if start.state == State::Join && self.rejects_new_members(&start.token) {
+            return Some(End::Failed);
+        }
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),

@@ -203,6 +203,12 @@ impl World {
         has < spoken
     }
 
+    /// True if etcd rejects new members, because a downgrade is enabled (`allowedVersionRange` in `cluster_util.go`).
+    pub(crate) fn rejects_new_members(&self, token: &str) -> bool {
+        let spoken = self.versions.spoken.get(token);
+        spoken.is_some_and(|spoken| spoken.downgrade.is_some())
+    }
+
     pub(crate) fn note_what_runs(&mut self, name: &str) {
         let version = self.image(&self.pods[name]).version;
         let token = self.pods[name].start.token.clone();

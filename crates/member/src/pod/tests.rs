@@ -69,6 +69,26 @@ fn pod_has_no_service_account_token_or_service_variables() {
 }
 
 #[test]
+fn tls_minimum_version_of_user_replaces_default() {
+    let minimum = |pod: &str| {
+        let tls = r#""TLS":{"generated":{}}"#;
+        let fixture = Fixture::with(&format!("{{{tls},\"pod\":{pod}}}"));
+        let all = variables_of(&fixture).into_iter();
+        let values = all.filter(|(name, _)| name == "ETCD_TLS_MIN_VERSION");
+        values.map(|(_, value)| value).collect::<Vec<_>>()
+    };
+    assert_eq!(minimum("{}"), ["TLS1.2"]);
+    let variable = r#"{"etcdEnv":[{"name":"ETCD_TLS_MIN_VERSION","value":"TLS1.3"}]}"#;
+    assert_eq!(minimum(variable), ["TLS1.3"]);
+    // etcd does not start with a variable and a flag of one name.
+    let none: [&str; 0] = [];
+    assert_eq!(
+        minimum(r#"{"extraArgs":["--tls-min-version=TLS1.3"]}"#),
+        none
+    );
+}
+
+#[test]
 fn defragmentation_setting_is_added_unless_user_sets_it() {
     let variables = |version: &str, json: &str| -> Vec<String> {
         let fixture = Fixture::with(json).version(version);

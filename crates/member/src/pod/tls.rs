@@ -27,6 +27,8 @@ const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
 ];
 
+/// The variable of the flag `--tls-min-version`, which exists since etcd 3.4.25, 3.5.8 and 3.6.
+const MIN_VERSION: &str = "ETCD_TLS_MIN_VERSION";
 /// The variable of the flag `--peer-skip-client-san-verification`, which exists since etcd 3.6.
 pub(crate) const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
 /// The variable with the name of this flag in etcd 3.4 to 3.6. etcd 3.6 does not start with both variables.
@@ -136,27 +138,34 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     }
     if !all.is_empty() {
         arguments.push(format!("--cipher-suites={}", CIPHER_SUITES.join(",")));
-        if member.version.has_tls_min_version() {
-            arguments.push("--tls-min-version=TLS1.2".to_owned());
-        }
     }
     arguments
 }
 
+/// The TLS options that some releases lack or name otherwise, as variables with their values.
+pub(super) fn variables(
+    members: &Members<'_>,
+    member: &Member<'_>,
+) -> Vec<(&'static str, &'static str)> {
+    let all = mounted(members, member.name);
+    let between_peers = all.iter().any(|one| matches!(one.purpose, Purpose::Peer));
+    let min_version = (!all.is_empty()).then_some((MIN_VERSION, "TLS1.2"));
+    let reverse_dns = between_peers.then(|| (skip_reverse_dns(member.version), "true"));
+    min_version.into_iter().chain(reverse_dns).collect()
+}
+
 /// The variable that turns off the reverse DNS check of peers. With the check, etcd rejects all peers while reverse DNS
-/// is slow or down. `None` without TLS between peers.
+/// is slow or down.
 ///
 /// The check looks up the IP address of a peer in reverse DNS, and compares the result with the wildcard names in the
 /// certificate (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With the variable, etcd
 /// verifies the issuer and the usage of the certificate, and also the name when it connects to another member.
-pub(super) fn skip_reverse_dns(members: &Members<'_>, member: &Member<'_>) -> Option<&'static str> {
-    let tls = members.spec.tls.as_ref()?;
-    tls.peer_secret_of(member.name)?;
-    Some(if member.version.has_stable_flag_names() {
+fn skip_reverse_dns(version: &EtcdVersion) -> &'static str {
+    if version.has_stable_flag_names() {
         SKIP_REVERSE_DNS
     } else {
         SKIP_REVERSE_DNS_EXPERIMENTAL
-    })
+    }
 }
 
 #[cfg(test)]
@@ -183,7 +192,6 @@ mod tests {
             "--peer-trusted-ca-file=/etc/etcdtls/member/peer-tls/peer-ca.crt",
             "--peer-cert-file=/etc/etcdtls/member/peer-tls/peer.crt",
             "--key-file=/etc/etcdtls/member/server-tls/server.key",
-            "--tls-min-version=TLS1.2",
             "--listen-metrics-urls=http://0.0.0.0:2381",
         ] {
             assert!(has(&arguments, argument), "{argument} in {arguments:?}");
@@ -196,15 +204,19 @@ mod tests {
     fn peer_certificate_check_skips_reverse_dns() {
         let of = |json, version| {
             let fixture = Fixture::with(json).version(version);
-            skip_reverse_dns(&fixture.members(), &fixture.member())
+            variables(&fixture.members(), &fixture.member())
         };
-        assert_eq!(of(TLS, "3.7.3"), Some(SKIP_REVERSE_DNS));
-        assert_eq!(of(TLS, "3.6.16"), Some(SKIP_REVERSE_DNS));
-        assert_eq!(of(TLS, "3.5.35"), Some(SKIP_REVERSE_DNS_EXPERIMENTAL));
-        assert_eq!(of(TLS, "3.4.23"), Some(SKIP_REVERSE_DNS_EXPERIMENTAL));
-        assert_eq!(of("{}", "3.6.16"), None);
-        let old = Fixture::with(TLS).version("3.5.0").arguments();
-        assert!(!old.iter().any(|one| one.contains("tls-min-version")));
+        let minimum = (MIN_VERSION, "TLS1.2");
+        for version in ["3.6.16", "3.7.3"] {
+            assert_eq!(of(TLS, version), [minimum, (SKIP_REVERSE_DNS, "true")]);
+        }
+        for version in ["3.4.23", "3.5.35"] {
+            let expected = [minimum, (SKIP_REVERSE_DNS_EXPERIMENTAL, "true")];
+            assert_eq!(of(TLS, version), expected);
+        }
+        let clients = r#"{"TLS":{"static":{"member":{"serverSecret":"s"},"operatorSecret":"o"}}}"#;
+        assert_eq!(of(clients, "3.6.16"), [minimum]);
+        assert_eq!(of("{}", "3.6.16"), []);
     }
 
     #[test]

@@ -409,10 +409,11 @@ fn downgrade(scene: &Scene) -> Option<Option<String>> {
 }
 
 impl Scene {
+    /// Enables the downgrade to this version. Without a version, the downgrade is canceled.
     pub(super) fn allowed(mut self, version: &str, storage: &str) -> Self {
         for seen in self.observed.statuses.values_mut() {
             if let Seen::Known(status) = seen {
-                status.downgrade = Some(version.to_owned());
+                status.downgrade = Some(version.to_owned()).filter(|to| !to.is_empty());
                 status.storage_version = Some(storage.to_owned());
             }
         }
@@ -485,7 +486,10 @@ fn downgrade_without_volumes_adds_replacement_before_removal() {
             .any(|write| matches!(write, Write::CreateService { .. })),
         "{writes:?}"
     );
-    let next = scene.reserved("d").changes();
+    // etcd rejects new members during a downgrade, so the operator first cancels the downgrade.
+    let scene = scene.reserved("d");
+    assert_eq!(downgrade(&scene), Some(None));
+    let next = scene.allowed("", "3.5.0").changes();
     assert!(
         matches!(&next[..], [Write::AddMember { member, learner: true }] if member == "d"),
         "{next:?}"
