@@ -200,6 +200,10 @@ impl Keeper {
         if beat.renews && complete {
             self.ring.renewed(began);
         }
+        // Without this check, a shard that was taken in a slow beat could be held too late. The next beat takes it again.
+        if !self.ring.may_hold(Instant::now()) {
+            return Ok(());
+        }
         // Shards are held only now, because `deadline` must know the renewal first.
         for ((shard, step), result) in steps.iter().zip(&sent) {
             if (*step, result.is_ok()) == (Step::Take, true) {

@@ -167,6 +167,13 @@ impl Ring {
         renewed.map(|renewed| renewed + RENEWAL_LIMIT)
     }
 
+    /// Invariant 40: whether this replica may begin to hold a shard whose Lease it has taken. After a slow beat, the
+    /// other replicas may regard its entry in the operator's Lease as too old.
+    pub(super) fn may_hold(&self, now: Instant) -> bool {
+        let limit = self.renewed.map(|renewed| renewed + RENEWAL_LIMIT);
+        limit.is_some_and(|limit| now < limit)
+    }
+
     /// Decides about the operator's Lease.
     pub(super) fn join(
         &mut self,

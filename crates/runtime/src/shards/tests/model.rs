@@ -194,7 +194,8 @@ impl World {
                     if complete && process.beat.renews {
                         process.ring.renewed(process.began);
                     }
-                    for shard in taken {
+                    let may_hold = process.ring.may_hold(self.now);
+                    for shard in taken.into_iter().filter(|_| may_hold) {
                         process.shards.hold(shard);
                     }
                     process.rest(self.now);

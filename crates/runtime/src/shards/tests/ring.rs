@@ -113,8 +113,12 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     let begin = Instant::now();
     let mut ring = Ring::new("a", "etcd-operator", 2);
     let held = slots(&[State::Held, State::Free]);
+    assert!(!ring.may_hold(begin), "nothing was renewed");
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
+    // After a slow beat, no shard is held.
+    assert!(ring.may_hold(begin + RENEWAL_LIMIT - SECOND));
+    assert!(!ring.may_hold(begin + RENEWAL_LIMIT));
     assert_eq!(ring.deadline(&slots(&[State::Free; 2])), None);
     assert!(RENEWAL_LIMIT < DURATION);
     let running = [Slot {
