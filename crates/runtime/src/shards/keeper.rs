@@ -24,7 +24,8 @@ use crate::lease::{Candidate, Error};
 const BEAT: Duration = Duration::from_secs(2);
 /// Time limit for the release of all Leases.
 const RELEASE: Duration = Duration::from_secs(8);
-/// How often the release of the operator's Lease is attempted. Another replica may write it at the same time.
+/// How often the release of the Leases is attempted. Another replica, or a renewal that this replica has sent before the
+/// shutdown, may write a Lease at the same time.
 const ATTEMPTS: usize = 3;
 
 /// The metrics of the leader election.
@@ -260,9 +261,14 @@ impl Keeper {
     }
 
     async fn release_all(&mut self) {
-        match self.release_shards().await {
-            Ok(()) => info!(lease = self.ring.lease(), "leases of all shards released"),
-            Err(error) => self.warn("release the leases of shards", &error),
+        for _ in 0..ATTEMPTS {
+            match self.release_shards().await {
+                Ok(()) => {
+                    info!(lease = self.ring.lease(), "leases of all shards released");
+                    break;
+                }
+                Err(error) => self.warn("release the leases of shards", &error),
+            }
         }
         for _ in 0..ATTEMPTS {
             match self.leave_group().await {
