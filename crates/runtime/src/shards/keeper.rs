@@ -333,10 +333,10 @@ impl Keeper {
     }
 
     async fn create(&self, shard: u16) -> Result<(), kube::Error> {
-        let now = MicroTime(Timestamp::now());
+        let (name, now) = (self.ring.lease_of(shard), MicroTime(Timestamp::now()));
         let lease = Lease {
             metadata: ObjectMeta {
-                name: Some(self.ring.lease_of(shard)),
+                name: Some(name.clone()),
                 labels: Some([(LABEL_SHARD_OF.to_owned(), self.ring.lease().to_owned())].into()),
                 ..ObjectMeta::default()
             },
@@ -349,6 +349,12 @@ impl Keeper {
             }),
         };
         let created = self.api.create(&PostParams::default(), &lease).await;
+        // If a person has removed the label of the Lease, the next beat lists the Lease only with the label.
+        if matches!(&created, Err(kube::Error::Api(status)) if status.is_already_exists()) {
+            let label = json!({ LABEL_SHARD_OF: self.ring.lease() });
+            let change = json!({ "metadata": { "labels": label } });
+            self.patch(&name, &change).await?;
+        }
         created.map(drop)
     }
 

@@ -76,6 +76,11 @@ async fn invariant_40_replicas_share_and_hand_over_shards() {
         spec.and_then(|spec| spec.holder_identity)
     };
 
+    // A replica finds the Leases by their label. A person has removed the label of this one.
+    let unlabelled = json!({ "metadata": { "name": format!("{LEASE}-shard-2") }, "spec": {} });
+    let unlabelled: Lease = serde_json::from_value(unlabelled).unwrap();
+    let created = leases.create(&PostParams::default(), &unlabelled).await;
+    created.unwrap();
     let first = Replica::start(&client, "one", 4);
     eventually("the only replica holds all shards", async || {
         (first.held() == 4).then_some(())
