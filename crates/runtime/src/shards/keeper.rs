@@ -24,8 +24,8 @@ use crate::lease::{Candidate, Error};
 const BEAT: Duration = Duration::from_secs(2);
 /// Time limit for the release of all Leases.
 const RELEASE: Duration = Duration::from_secs(8);
-/// How often the release of the Leases is attempted. Another replica, or a renewal that this replica has sent before the
-/// shutdown, may write a Lease at the same time.
+/// How often the release of the Leases is attempted. Another replica may write a Lease at the same time, or a renewal
+/// that this replica sent before the shutdown may arrive late.
 const ATTEMPTS: usize = 3;
 
 /// The metrics of the leader election.
@@ -201,7 +201,7 @@ impl Keeper {
         if beat.renews && complete {
             self.ring.renewed(began);
         }
-        // Without this check, a shard that was taken in a slow beat could be held too late. The next beat takes it again.
+        // Without this check, a shard that was taken in a slow beat could be held too late. The next beat takes it.
         if !self.ring.may_hold(Instant::now()) {
             return Ok(());
         }
