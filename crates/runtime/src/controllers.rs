@@ -222,8 +222,8 @@ where
         self
     }
 
-    /// Reconciles the object that a message names, after the first reconciles may begin. Ignores a message if the object
-    /// is not in the cache.
+    /// Reconciles the object that a message names, after the gate has opened. Ignores a message if the object is not in
+    /// the cache.
     #[must_use]
     pub fn reconcile_on(
         mut self,
