@@ -208,6 +208,11 @@ namespaceSelector:
 {{- if and (eq .Values.scope "All") (not .Values.clusterWide) }}
 {{- fail "scope: All has no effect without clusterWide: set clusterWide to true, or remove scope" }}
 {{- end }}
+{{- range $operator := list "backupOperator" "restoreOperator" }}
+{{- if gt (int (get (get $.Values $operator) "shards")) 1 }}
+{{- fail (printf "%s.shards: only the cluster operator can be divided into shards: set 1" $operator) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled scrape the same pods: set one of them" }}
 {{- end }}

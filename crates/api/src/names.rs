@@ -106,6 +106,10 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
+/// Annotation of the Lease of an operator with shards: the replicas that share the shards.
+pub const ANNOTATION_REPLICAS: &str = "etcd.database.coreos.com/replicas";
+/// Label of the Lease of a shard. Its value is the name of the operator's Lease.
+pub const LABEL_SHARD_OF: &str = "etcd.database.coreos.com/shard-of";
 /// Annotation of objects that the cluster-wide operators manage.
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
 /// Value of [`ANNOTATION_SCOPE`] for the cluster-wide operators.

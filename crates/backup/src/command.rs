@@ -65,6 +65,7 @@ pub fn run() -> Result<ExitCode, process::Error> {
         word: "backup",
         kind: ApiResource::erase::<EtcdBackup>(&()),
         crd: EtcdBackup::crd,
+        shards: 1,
     };
     let settings = options.settings;
     process::run(definition, options.common, |operator| {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use api::EtcdCluster;
 use etcd::{Access, Deadlines, Etcd, EtcdClient};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::ResourceExt;
 use kube::runtime::watcher;
 use member::Operators;
 use runtime::Operator;
@@ -77,11 +76,8 @@ pub async fn work(
         .children(&config, &watched.budgets, notify.clone())
         .children(&config, &watched.policies, notify);
     let metrics = Metrics::default();
-    let cache_of_clusters = controllers.cache();
-    metrics.alive_with(move || {
-        let clusters = cache_of_clusters.state();
-        clusters.iter().filter_map(|one| one.uid()).collect()
-    });
+    let (clusters, shards) = (controllers.cache(), operator.shards.clone());
+    metrics.alive_with(move || clusters.uids(&shards));
     operator.metrics.collect(metrics.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
     let etcd = Clients::new(Arc::clone(&plain) as Arc<dyn Etcd>, DEADLINES);

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use runtime::check::{self, Check};
-use runtime::cli::{self, Common};
+use runtime::cli::{self, Common, Sharding};
 use runtime::endpoints::EndpointGrant;
 use runtime::process::{self, Definition};
 
@@ -19,6 +19,8 @@ use crate::app;
 struct Options {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    sharding: Sharding,
     /// Image with which a seed member prepares its data when a lost quorum is recovered. The default is the operator's
     /// own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
@@ -62,6 +64,7 @@ pub fn run() -> Result<ExitCode, process::Error> {
         word: "cluster",
         kind: ApiResource::erase::<EtcdCluster>(&()),
         crd: EtcdCluster::crd,
+        shards: options.sharding.shards,
     };
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();

@@ -3,7 +3,7 @@
 //!
 //! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ use crate::reason::Reason;
 #[derive(Clone, Default)]
 pub struct Metrics(Arc<Mutex<Inner>>);
 
-type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
+type Alive = Box<dyn Fn() -> HashMap<String, bool> + Send + Sync>;
 
 #[derive(Default)]
 struct Inner {
@@ -174,8 +174,9 @@ impl Metrics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the function that returns the UIDs of existing clusters. The metrics of all other clusters are removed.
-    pub fn alive_with(&self, alive: impl Fn() -> HashSet<String> + Send + Sync + 'static) {
+    /// Sets the function that returns the UIDs of existing clusters, and whether this process reconciles each of them.
+    /// The metrics of all other clusters are removed.
+    pub fn alive_with(&self, alive: impl Fn() -> HashMap<String, bool> + Send + Sync + 'static) {
         self.inner().alive = Some(Box::new(alive));
     }
 
@@ -230,19 +231,19 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Removes deleted clusters, and counts each of them in the metric of deleted clusters.
+    /// Removes deleted clusters and clusters of other replicas. Counts the deleted clusters in their metric.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
         let events = &mut self.events;
         self.clusters.retain(|uid, cluster| {
-            let stays = alive.contains(uid);
-            if !stays {
+            let stays = alive.get(uid);
+            if stays.is_none() {
                 *events
                     .entry((cluster.namespace.clone(), "deleted"))
                     .or_default() += 1;
             }
-            stays
+            stays == Some(&true)
         });
     }
 
@@ -393,7 +394,7 @@ mod tests {
     #[test]
     fn metrics_of_deleted_cluster_are_dropped_without_scrape() {
         let metrics = Metrics::default();
-        metrics.alive_with(|| HashSet::from(["1".to_owned()]));
+        metrics.alive_with(|| HashMap::from([("1".to_owned(), true)]));
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.see(&cluster("2", 1), &status(), &[]);
         metrics.forget();
@@ -433,11 +434,21 @@ mod tests {
     fn scrape_removes_metrics_of_deleted_cluster() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
-        metrics.alive_with(HashSet::new);
+        metrics.alive_with(HashMap::new);
         let page = page(&metrics);
         assert!(!page.contains("cluster=\"db\""), "{page}");
         let deleted = "etcd_operator_controller_clusters_deleted_total{namespace=\"prod\"} 1";
         assert!(page.contains(deleted), "{page}");
+    }
+
+    #[test]
+    fn released_shard_has_no_metrics_and_no_deleted_clusters() {
+        let metrics = Metrics::default();
+        metrics.see(&cluster("1", 1), &status(), &[]);
+        metrics.alive_with(|| HashMap::from([("1".to_owned(), false)]));
+        let page = page(&metrics);
+        assert!(!page.contains("cluster=\"db\""), "{page}");
+        assert!(!page.contains("deleted_total{"), "{page}");
     }
 
     #[test]

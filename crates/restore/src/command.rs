@@ -50,6 +50,7 @@ pub fn run() -> Result<ExitCode, process::Error> {
         word: "restore",
         kind: ApiResource::erase::<EtcdRestore>(&()),
         crd: EtcdRestore::crd,
+        shards: 1,
     };
     let image = arguments.operator_image;
     let ambient = arguments.ambient_identity;

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -24,6 +24,8 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpStream};
 use tracing::debug;
+
+use crate::shards::Shards;
 
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -72,7 +74,10 @@ pub enum Error {
 /// The readiness of the process, which `/readyz` reports. Code that waits, for example for the CRD, sets the text of
 /// the response.
 #[derive(Clone, Default)]
-pub struct Readiness(Arc<Mutex<Waiting>>);
+pub struct Readiness {
+    waiting: Arc<Mutex<Waiting>>,
+    shards: Arc<OnceLock<Shards>>,
+}
 
 #[derive(Default)]
 enum Waiting {
@@ -93,18 +98,27 @@ impl Readiness {
         self.set(Waiting::Nothing);
     }
 
+    /// Makes `/readyz` name the shards that the process holds. Only the first call has an effect.
+    pub fn report_shards(&self, shards: Shards) {
+        let _ = self.shards.set(shards);
+    }
+
     fn set(&self, waiting: Waiting) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     fn answer(&self) -> (StatusCode, String) {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        let shards = self.shards.get().and_then(Shards::summary);
+        match &*self.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
             Waiting::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting\n".to_owned()),
             Waiting::For(what) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("waiting for {what}\n"),
             ),
-            Waiting::Nothing => (StatusCode::OK, "ok\n".to_owned()),
+            Waiting::Nothing => (
+                StatusCode::OK,
+                format!("ok\n{}", shards.unwrap_or_default()),
+            ),
         }
     }
 }
@@ -279,6 +293,23 @@ mod tests {
         );
         readiness.ready();
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn readyz_names_held_shards() {
+        let readiness = Readiness::default();
+        readiness.ready();
+        assert_eq!(readiness.answer().1, "ok\n");
+        let shards = Shards::divided(8);
+        readiness.report_shards(shards.clone());
+        assert_eq!(readiness.answer().1, "ok\nholds no shard of 8\n");
+        shards.hold(3);
+        shards.hold(5);
+        assert_eq!(readiness.answer().1, "ok\nholds shards 3, 5 of 8\n");
+        let undivided = Readiness::default();
+        undivided.ready();
+        undivided.report_shards(Shards::undivided());
+        assert_eq!(undivided.answer().1, "ok\n");
     }
 
     #[tokio::test]

@@ -76,6 +76,15 @@ pub struct Common {
     pub chaos_level: Option<i32>,
 }
 
+/// The flag of an operator that several replicas can share.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharding {
+    /// Divide the objects into this number of shards, which the replicas share. All replicas need the same number. With
+    /// 1, one replica reconciles all objects, and the others are on standby
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub shards: u16,
+}
+
 impl Common {
     /// A warning for each flag that is set but has no effect.
     pub fn warnings(&self) -> Vec<&'static str> {
@@ -223,6 +232,24 @@ pub(crate) mod tests {
                 Only::try_parse_from(["etcd-operator", wrong]).is_err(),
                 "{wrong}"
             );
+        }
+    }
+
+    #[test]
+    fn number_of_shards_is_limited() {
+        #[derive(Parser)]
+        struct Sharded {
+            #[command(flatten)]
+            sharding: Sharding,
+        }
+        let shards = |args: &[&str]| {
+            let args = std::iter::once("etcd-operator").chain(args.iter().copied());
+            Sharded::try_parse_from(args).map(|parsed| parsed.sharding.shards)
+        };
+        assert_eq!(shards(&[]).ok(), Some(1));
+        assert_eq!(shards(&["--shards=64"]).ok(), Some(64));
+        for wrong in ["--shards=0", "--shards=65", "--shards=many"] {
+            assert!(shards(&[wrong]).is_err(), "{wrong}");
         }
     }
 

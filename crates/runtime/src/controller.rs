@@ -36,6 +36,7 @@ use crate::outcome::{Done, Failure, Notice, Report};
 use crate::process::Operator;
 use crate::queue::{Key as QueueKey, Queue};
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
+use crate::shards::Shards;
 
 // Panics must unwind in every build profile, because a panic in one reconcile must not end the process.
 const _: () = assert!(
@@ -77,18 +78,20 @@ pub async fn drive<R: Reconcile>(
     controllers: Controllers<R::Object>,
     reconciler: Arc<R>,
 ) {
+    let controllers = controllers.reconcile_acquired(operator.shards.clone());
     let driver = Arc::new(Driver {
         reconciler,
         scope: operator.scope.clone(),
+        shards: operator.shards.clone(),
         report: operator.report.clone(),
         backoff: Backoff::default(),
         queue: operator.queues.of(&R::Object::plural(&())),
         marks: R::MANAGES.then(|| Marks::new(operator)),
     });
-    let cache = controllers.cache();
+    let (cache, shards) = (controllers.cache(), operator.shards.clone());
     operator.objects.count_with(move || {
         let mut counts = BTreeMap::new();
-        for object in cache.state() {
+        for object in cache.select(|object| shards.holds(object)) {
             *counts
                 .entry(object.namespace().unwrap_or_default())
                 .or_insert(0) += 1;
@@ -198,6 +201,7 @@ impl<E: Failure> Failure for Failed<E> {
 struct Driver<R: Reconcile> {
     reconciler: Arc<R>,
     scope: Scope,
+    shards: Shards,
     report: Arc<Report>,
     backoff: Backoff,
     queue: Queue,
@@ -210,6 +214,12 @@ impl<R: Reconcile> Driver<R> {
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
         let target = ObjectRef::from_obj(object.as_ref());
         self.queue.remove(&key(&target));
+        // Invariant 40: only the holder of the object's shard reconciles the object, and writes its conditions. The
+        // shard is not released before `_visit` is dropped.
+        let (namespace, name) = key(&target);
+        let Some(_visit) = self.shards.enter(&namespace, &name) else {
+            return Ok(Action::await_change());
+        };
         let reference = object.object_ref(&());
         let requeue = logs::in_reconcile(&reference, self.reconcile_once(&reference, &object));
         let requeue = requeue.await?;

@@ -3,6 +3,7 @@
 
 mod child;
 
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::utils::StreamBackoff;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use crate::guarded::Guarded;
 use crate::process::Operator;
 use crate::scope::Scope;
+use crate::shards::Shards;
 use crate::watch_cache::{Raw, WatchCache};
 use crate::watch_pause::WatchPauses;
 
@@ -220,7 +222,8 @@ where
         self
     }
 
-    /// Reconciles the object that a message names. Ignores a message if the object is not in the cache.
+    /// Reconciles the object that a message names, after the gate has opened. Ignores a message if the object is not in
+    /// the cache.
     #[must_use]
     pub fn reconcile_on(
         mut self,
@@ -234,6 +237,7 @@ where
                 let reason = ReconcileReason::ObjectUpdated;
                 Some((Ok(ReconcileRequest { obj_ref, reason }), receiver))
             });
+            let requests = after(Arc::clone(&one.gate), requests);
             one.requests.push(requests.boxed());
             controllers.push((one.objects.clone(), sender));
         }
@@ -247,6 +251,24 @@ where
             }
         });
         self
+    }
+
+    /// Reconciles all objects of a shard when this process acquires the shard, because earlier changes of these objects
+    /// have caused no reconcile.
+    pub(crate) fn reconcile_acquired(self, shards: Shards) -> Self {
+        let Some(mut acquired) = shards.acquisitions() else {
+            return self;
+        };
+        let (sender, messages) = mpsc::unbounded_channel();
+        let cache = self.cache();
+        tokio::spawn(async move {
+            while let Some(shard) = acquired.recv().await {
+                for object in cache.select(|object| shards.of_object(object) == shard) {
+                    let _ = sender.send(ObjectRef::from_obj(&*object));
+                }
+            }
+        });
+        self.reconcile_on(messages)
     }
 
     /// The watches of each controller.
@@ -318,6 +340,13 @@ where
         self.select(|object| object.meta().namespace.as_deref() == Some(namespace))
     }
 
+    /// The UID of each object in the cache, and whether this process holds the shard of the object.
+    pub fn uids(&self, shards: &Shards) -> HashMap<String, bool> {
+        let objects = self.state().into_iter();
+        let uids = objects.filter_map(|object| Some((object.uid()?, shards.holds(&*object))));
+        uids.collect()
+    }
+
     /// The object in the cache. `None` if the cache does not contain it.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
@@ -337,7 +366,6 @@ mod tests {
     use std::pin::pin;
 
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::ResourceExt;
     use kube::runtime::watcher::Event;
 
     use super::*;

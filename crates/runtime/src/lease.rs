@@ -1,6 +1,8 @@
 //! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
 //! Lease. A leader that cannot renew its lease stops before another process can take it over.
 //!
+//! An operator with `--shards` has a Lease for each shard instead: see [`crate::shards`].
+//!
 //! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
 //! The preconditions of the operators' writes make this harmless (invariant 11).
 
@@ -44,6 +46,12 @@ pub enum Error {
         /// The error of the last attempt.
         #[source]
         source: LeaseManagerError,
+    },
+    /// The Leases of the shards could not be renewed in time.
+    #[error("the leases of the shards of {name} were not renewed in time")]
+    ShardsNotRenewed {
+        /// The name of the operator's Lease.
+        name: String,
     },
 }
 

@@ -27,10 +27,13 @@ use crate::admin::{self, Admin, Readiness};
 use crate::api_requests::ApiRequests;
 use crate::cli::Common;
 use crate::client::{measured, without_retry};
+use crate::duty::Duty;
 use crate::outcome::{Metrics, Report};
 use crate::process_metrics::ProcessMetrics;
 use crate::queue::{QueueMetrics, Queues};
 use crate::scope::Scope;
+use crate::shards::Shards;
+use crate::shards::keeper::{Gauges, Keeper};
 use crate::traces::{self, Traces};
 use crate::{crd, lease, logs};
 
@@ -89,6 +92,8 @@ pub struct Definition {
     pub kind: ApiResource,
     /// Builds the CRD of that kind.
     pub crd: fn() -> CustomResourceDefinition,
+    /// The number of shards. 1 for an operator with one leader.
+    pub shards: u16,
 }
 
 /// The clients, the identity and the reports of a running operator.
@@ -103,6 +108,8 @@ pub struct Operator {
     pub client_without_retry: Client,
     /// The objects that the operator manages.
     pub scope: Scope,
+    /// The shards whose objects this process reconciles.
+    pub shards: Shards,
     /// The namespace of the operator's own pod.
     pub namespace: String,
     /// Name of the operator's pod.
@@ -142,6 +149,7 @@ impl Operator {
             client,
             client_without_retry,
             scope,
+            shards: Shards::undivided(),
             namespace,
             identity,
             shutdown: CancellationToken::new(),
@@ -152,8 +160,9 @@ impl Operator {
     }
 }
 
-/// Runs an operator until the process ends. Calls `work` when this process becomes the leader. `work` must return after
-/// `Operator::shutdown` was canceled.
+/// Runs an operator until the process ends. Calls `work` when this process becomes the leader. With shards, calls
+/// `work` at the start, and the controllers skip objects of shards that this process does not hold. `work` must return
+/// after `Operator::shutdown` was canceled.
 ///
 /// # Errors
 /// Fails if a part of the process cannot start, if the lease is lost, or if the controller or the admin server ends
@@ -246,13 +255,14 @@ where
         measured(without_retry(config.clone()), &requests).map_err(Error::Client)?;
     let client = measured(config, &requests).map_err(Error::Client)?;
 
-    let (operator, leader) = assemble(
+    let (operator, gauges) = assemble(
         &definition,
         &options,
         (client, client_without_retry),
         &mut registry,
     )?;
     let readiness = Readiness::default();
+    readiness.report_shards(operator.shards.clone());
     let listener = admin::bind(options.listen_addr).await?;
     let mut server = tokio::spawn(admin::serve(
         listener,
@@ -282,22 +292,21 @@ where
         )
         .await;
         readiness.ready();
-        lease::acquire(&lease_client, candidate).await
+        take_up(lease_client, candidate, &operator, gauges).await
     };
-    let lease = tokio::select! {
-        lease = lead => lease,
+    let mut duty = tokio::select! {
+        duty = lead => duty,
         () = operator.shutdown.cancelled() => return Ok(()),
         ended = &mut server => return admin_result(ended),
     };
-    leader.set(1);
     tokio::select! {
         // Invariant 11: after the loss of the lease, this process ends without waiting for its reconciles, because
-        // another process may now be the leader.
-        lost = lease.hold() => return Err(lost.into()),
+        // another process may now be the leader. The same applies to the leases of shards (invariant 40).
+        lost = duty.hold() => return Err(lost.into()),
         ended = &mut server => return admin_result(ended),
         () = drain(work(operator.clone()), &operator.shutdown) => {}
     }
-    lease.release().await;
+    duty.release().await;
     if operator.shutdown.is_cancelled() {
         Ok(())
     } else {
@@ -305,12 +314,31 @@ where
     }
 }
 
+/// Waits until this process may begin to work. A process with shards need not wait, because it holds no shard yet.
+async fn take_up(
+    client: Client,
+    candidate: lease::Candidate,
+    operator: &Operator,
+    gauges: Gauges,
+) -> Duty {
+    let shards = operator.shards.clone();
+    if shards.count() > 1 {
+        let shutdown = operator.shutdown.clone();
+        let keeper = Keeper::new(client, &candidate, shards, gauges, shutdown);
+        return Duty::Shards(Box::new(keeper));
+    }
+    let lease = lease::acquire(&client, candidate).await;
+    gauges.leader.set(1);
+    gauges.held.set(1);
+    Duty::Whole(Box::new(lease))
+}
+
 fn assemble(
     definition: &Definition,
     options: &Common,
     (client, client_without_retry): (Client, Client),
     registry: &mut Registry,
-) -> Result<(Operator, Gauge), Error> {
+) -> Result<(Operator, Gauges), Error> {
     let namespace = options
         .pod_namespace
         .clone()
@@ -321,21 +349,19 @@ fn assemble(
         .unwrap_or_else(|| format!("{}-{}", definition.name, std::process::id()));
     let scope = options.scope(&namespace).map_err(Error::Flags)?;
     let names = (definition.name, definition.word);
-    let operator = Operator::new(
+    let mut operator = Operator::new(
         names,
         (client, client_without_retry),
         scope,
         (namespace, identity),
         registry,
     );
+    if definition.shards > 1 {
+        operator.shards = Shards::divided(definition.shards);
+    }
     registry.register_collector(Box::new(ProcessMetrics));
-    let leader = Gauge::default();
-    registry.register(
-        "etcd_operator_leader",
-        "1 if this process is the leader, 0 on standby",
-        leader.clone(),
-    );
-    Ok((operator, leader))
+    let gauges = Gauges::register(registry, definition.shards);
+    Ok((operator, gauges))
 }
 
 fn admin_result(

@@ -83,6 +83,7 @@ mod restricted_namespace;
 mod rollout;
 mod scale_edges;
 mod scopes;
+mod shards;
 mod storage_class_change;
 mod tls_backup_restore;
 mod tls_bad_secrets;

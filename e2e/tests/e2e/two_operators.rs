@@ -21,7 +21,7 @@ use crate::operator_upgrade::restarts_no_member;
 
 const OPERATOR: &str = "etcd-operator";
 
-fn holder(lease: &Lease) -> Option<String> {
+pub(crate) fn holder(lease: &Lease) -> Option<String> {
     let holder = lease.spec.as_ref()?.holder_identity.clone();
     holder.filter(|name| !name.is_empty())
 }
@@ -46,7 +46,7 @@ async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<Str
 }
 
 /// The time at which a Lease expires.
-fn end(lease: &Lease) -> Result<Timestamp> {
+pub(crate) fn end(lease: &Lease) -> Result<Timestamp> {
     let spec = lease.spec.as_ref().context("an empty lease")?;
     let renewed = spec.renew_time.as_ref().context("never renewed")?.0;
     let seconds = spec.lease_duration_seconds.context("no duration")?;
@@ -86,7 +86,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
     Ok(next)
 }
 
-async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Pod>> {
+pub(crate) async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Pod>> {
     until("every replica is ready", DEADLINE, async || {
         let pods = operator_pods(sandbox, OPERATOR).await?;
         let ready = |pod: &&Pod| {
@@ -125,7 +125,7 @@ async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     .await
 }
 
-async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
+pub(crate) async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;

@@ -18,6 +18,7 @@ fn names(word: &str) -> BTreeSet<String> {
         },
         kind: ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&()),
         crd: CustomResourceDefinition::default,
+        shards: 1,
     };
     let client = Client::try_from(Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
     let options = crate::cli::tests::common(&[]);

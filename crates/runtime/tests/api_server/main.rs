@@ -1,10 +1,11 @@
 //! Tests with a real API server: concurrent creates, deletes with a UID precondition, server-side apply of a status by
-//! two managers, the CRD, the lease, and objects that cannot be parsed.
+//! two managers, the CRD, the lease, the leases of shards, and objects that cannot be parsed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod columns;
 mod definition;
 mod server;
+mod shards;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,88 @@
+//! Tests of the shards without an API server. `tests/api_server/shards.rs` uses a real API server.
+
+mod model;
+mod ring;
+
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::ObjectMeta;
+
+use super::*;
+
+/// Replicas of different releases run concurrently during an upgrade. If they disagreed about the shard of a cluster,
+/// two of them could reconcile it.
+#[test]
+fn invariant_40_shard_of_object_never_changes() {
+    for (namespace, name, expected) in [
+        ("prod", "db", [0, 1, 7, 55]),
+        ("team-a", "main", [0, 0, 0, 16]),
+    ] {
+        let found = [1, 2, 8, 64].map(|count| Shards::divided(count).of(namespace, name));
+        assert_eq!(found, expected, "{namespace}/{name}");
+    }
+}
+
+#[test]
+fn objects_are_spread_evenly_over_shards() {
+    for (count, least, most) in [(2, 450, 550), (3, 290, 380), (8, 100, 150)] {
+        let shards = Shards::divided(count);
+        let mut found = vec![0; usize::from(count)];
+        for number in 0..1000 {
+            found[usize::from(shards.of("prod", &format!("db-{number}")))] += 1;
+        }
+        assert!(
+            found.iter().all(|one| (least..=most).contains(one)),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn undivided_operator_holds_every_object() {
+    let shards = Shards::undivided();
+    assert!(shards.enter("prod", "db").is_some());
+    assert!(shards.acquisitions().is_none());
+    let object = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some("db".to_owned()),
+            namespace: Some("prod".to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..ConfigMap::default()
+    };
+    assert!(shards.holds(&object));
+}
+
+#[test]
+fn invariant_40_leaving_shard_waits_for_running_reconcile() {
+    let shards = Shards::divided(8);
+    let shard = shards.of("prod", "db");
+    assert!(shards.enter("prod", "db").is_none());
+    shards.hold(shard);
+    let running = shards.enter("prod", "db").unwrap();
+    let another = shards.enter("prod", "db").unwrap();
+    assert!(!shards.leave(shard));
+    assert!(shards.enter("prod", "db").is_none(), "no more reconciles");
+    drop(running);
+    assert!(!shards.leave(shard));
+    assert!(shards.idle().now_or_never().is_none());
+    drop(another);
+    assert!(shards.idle().now_or_never().is_some());
+    assert!(shards.leave(shard));
+    shards.free(shard);
+    assert!(shards.all().iter().all(|slot| !slot.needs_lease()));
+}
+
+#[test]
+fn acquired_shard_is_reported_once() {
+    let shards = Shards::divided(8);
+    let mut acquired = shards.acquisitions().unwrap();
+    assert!(shards.acquisitions().is_none());
+    shards.hold(3);
+    shards.hold(3);
+    shards.leave(3);
+    shards.hold(3);
+    assert_eq!(acquired.try_recv().ok(), Some(3));
+    assert_eq!(acquired.try_recv().ok(), Some(3), "after it was leaving");
+    assert!(acquired.try_recv().is_err());
+}
