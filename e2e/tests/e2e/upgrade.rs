@@ -408,7 +408,11 @@ async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -
 }
 
 /// Waits until at least one member reports this version.
-async fn await_one_of_version(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
+pub(crate) async fn await_one_of_version(
+    sandbox: &Sandbox,
+    name: &str,
+    version: &str,
+) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("one member runs etcd {version}");
     await_object(&clusters, name, &what, DEADLINE, |object| {
