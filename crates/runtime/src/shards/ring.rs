@@ -41,7 +41,8 @@ pub(super) type Replicas = BTreeMap<String, Replica>;
 /// The entry of a replica in the operator's Lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Replica {
-    /// Changes with each renewal.
+    /// Changes with each renewal, and never has an earlier value again. Otherwise, another replica could regard a
+    /// renewed entry as old.
     pub(super) beat: u64,
     /// The replica shuts down, and must get no shards.
     #[serde(default)]
@@ -113,6 +114,9 @@ pub(super) struct Ring {
     others: BTreeMap<String, (Replica, Instant)>,
     /// The start of the last complete renewal.
     renewed: Option<Instant>,
+    /// The last beat of this replica in the operator's Lease. Its first value is random, because a restarted container
+    /// has the name of its pod.
+    beat: u64,
 }
 
 impl Ring {
@@ -125,6 +129,7 @@ impl Ring {
             leases: HashMap::new(),
             others: BTreeMap::new(),
             renewed: None,
+            beat: rand::random(),
         }
     }
 
@@ -194,13 +199,14 @@ impl Ring {
             // The entries are those of an earlier group.
             self.others.clear();
         }
-        let own = lease.replicas.get(&self.me).filter(|_| is_own).copied();
+        let own = lease.replicas.get(&self.me).filter(|_| is_own);
         let is_listed = own.is_some_and(|own| own.leaving == beat.leaving);
         if is_listed && !beat.renews {
             return Join::Rest;
         }
+        self.beat = self.beat.wrapping_add(1);
         let own = Replica {
-            beat: own.unwrap_or_default().beat.wrapping_add(1),
+            beat: self.beat,
             leaving: beat.leaving,
         };
         let mut replicas = self.alive(now);

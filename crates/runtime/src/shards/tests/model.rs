@@ -143,8 +143,9 @@ impl World {
     /// Returns true if the process ends.
     fn send(&mut self, process: &mut Process) -> bool {
         if self.faults && self.chance(10) {
-            // The next request takes long.
-            let latency = self.random.random_range(0..4000);
+            // The next request takes long, and rarely longer than a Lease without renewals is held.
+            let most = if self.chance(20) { 40_000 } else { 4000 };
+            let latency = self.random.random_range(0..most);
             process.rests_until = self.now + Duration::from_millis(latency);
         }
         let stage = std::mem::replace(&mut process.stage, Stage::Begin);

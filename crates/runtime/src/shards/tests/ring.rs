@@ -1,5 +1,6 @@
 //! Single decisions of a replica about the Leases.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use api::names::ANNOTATION_REPLICAS;
@@ -105,6 +106,27 @@ fn replica_without_renewals_is_removed_from_list() {
     lease.replicas.insert("c".to_owned(), entry(2));
     let joined = ring.join(&lease, &none, RENEWS, begin + DURATION);
     assert_eq!(listed(joined), ["a", "c"]);
+}
+
+/// Invariant 40: another replica that was slow, and has not seen that an entry was missing, must see that the entry is
+/// new.
+#[test]
+fn invariant_40_entry_of_replica_never_repeats() {
+    let (now, none) = (Instant::now(), slots(&[State::Free; 2]));
+    let mut beats = Vec::new();
+    for _ in 0..2 {
+        let mut ring = Ring::new("a", "etcd-operator", 2);
+        for _ in 0..3 {
+            // The entry is missing in this Lease.
+            let lease = record("etcd-operator", 1, Some("shards/2"));
+            let Join::List(replicas) = ring.join(&lease, &none, RENEWS, now) else {
+                panic!("the replica is not listed");
+            };
+            beats.push(replicas["a"].beat);
+        }
+    }
+    let different: BTreeSet<u64> = beats.iter().copied().collect();
+    assert_eq!(different.len(), beats.len(), "{beats:?}");
 }
 
 /// Invariant 40: the replica ends before another process may take its Leases.
