@@ -76,7 +76,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
         let renewed = record("etcd-operator", 2, Some(holder));
         let now = begin + DURATION;
         assert_eq!(ring.join(&renewed, &none, RENEWS, now), Join::Wait);
-        let last = now + DURATION - SECOND;
+        let last = now + DURATION.saturating_sub(SECOND);
         assert_eq!(ring.join(&renewed, &none, RENEWS, last), Join::Wait);
         let free = ring.join(&renewed, &none, RENEWS, now + DURATION);
         assert_eq!(listed(free), ["a"]);
@@ -139,7 +139,7 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
     // After a slow beat, no shard is held.
-    assert!(ring.may_hold(begin + RENEWAL_LIMIT - SECOND));
+    assert!(ring.may_hold(begin + RENEWAL_LIMIT.saturating_sub(SECOND)));
     assert!(!ring.may_hold(begin + RENEWAL_LIMIT));
     assert_eq!(ring.deadline(&slots(&[State::Free; 2])), None);
     assert!(RENEWAL_LIMIT < DURATION);
@@ -214,7 +214,7 @@ fn lease_of_another_replica_is_taken_only_after_expiry() {
     );
     for (after, expected) in [
         (Duration::ZERO, vec![]),
-        (DURATION - SECOND, vec![]),
+        (DURATION.saturating_sub(SECOND), vec![]),
         (DURATION, vec![(0, Step::Take)]),
     ] {
         let steps = ring.steps(&taken, &none, RENEWS, now + after);
