@@ -125,19 +125,12 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
-/// True if etcd of this version knows a flag or a variable that the operator sets in pods. Every other flag or variable
-/// counts as known. `setting` is a flag, also with its value, or the name of a variable.
-///
-/// Flags and variables of a pod are immutable. etcd does not start with an unknown flag, and ignores an unknown variable.
-pub fn has_setting(version: &EtcdVersion, setting: &str) -> bool {
-    match setting.split('=').next().unwrap_or_default() {
-        "--listen-metrics-urls" => has_metrics_listener(version),
-        // Only earlier builds of the operator set these flags. Pods now have variables instead.
-        "--max-learners" => version.has_max_learners(),
-        "--peer-skip-client-san-verification" | SKIP_REVERSE_DNS => version.has_stable_flag_names(),
-        "--experimental-peer-skip-client-san-verification" | SKIP_REVERSE_DNS_EXPERIMENTAL => {
-            ((3, 4)..=(3, 6)).contains(&version.minor())
-        }
+/// True if etcd of this version knows a variable of the environment that the operator sets in pods with TLS. Every other
+/// name counts as known. etcd ignores an unknown variable.
+pub fn knows_variable(version: &EtcdVersion, name: &str) -> bool {
+    match name {
+        SKIP_REVERSE_DNS => version.has_stable_flag_names(),
+        SKIP_REVERSE_DNS_EXPERIMENTAL => ((3, 4)..=(3, 6)).contains(&version.minor()),
         _ => true,
     }
 }

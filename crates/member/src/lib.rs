@@ -35,7 +35,8 @@ pub use difference::{
     Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };
 pub use flags::{
-    MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, has_setting, snapshot_count,
+    MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, knows_variable,
+    snapshot_count,
 };
 pub use hash::spec_hash;
 pub use image::{Changed, pull_problem, set_image};

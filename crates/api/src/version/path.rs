@@ -27,7 +27,8 @@ pub enum UpgradeDirection {
     Down,
 }
 
-/// The minimum patch release from which etcd can be upgraded to the next minor release.
+/// The minimum patch release from which etcd can be upgraded to the next minor release, and to which the next minor
+/// release can be downgraded.
 struct Floor {
     /// The minor release after the upgrade.
     of: (u64, u64),
@@ -148,18 +149,21 @@ pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> 
     }
 }
 
+/// The first patch release of a minor release that can run in one cluster with the next minor release.
+fn floor((major, minor): (u64, u64)) -> u64 {
+    let floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
+    floors.map(|floor| floor.patch).max().unwrap_or_default()
+}
+
 /// The version to set before `to`: the required patch release of this minor release, or the next minor release.
 fn next_stop(at: &EtcdVersion, to: &EtcdVersion) -> Option<EtcdVersion> {
     let ((major, minor), (to_major, to_minor)) = (at.minor(), to.minor());
     if major != to_major {
         return None;
     }
-    let floor = |minor: u64| {
-        let floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
-        floors.map(|floor| floor.patch).max().unwrap_or_default()
-    };
+    let floor = |minor: u64| floor((major, minor));
     let next = if to_minor < minor {
-        EtcdVersion::release(major, minor - 1, 0)
+        EtcdVersion::release(major, minor - 1, floor(minor - 1))
     } else if at.semver().patch < floor(minor) {
         EtcdVersion::release(major, minor, floor(minor))
     } else {
@@ -187,6 +191,13 @@ fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, S
         return Err(format!(
             "etcd downgrades by one minor release at a time: set spec.version first to a {major}.{between} release, \
              and to {to} after that downgrade"
+        ));
+    }
+    let needed = floor(to.minor());
+    if to.semver().patch < needed {
+        return Err(format!(
+            "etcd {from} cannot be downgraded to {to}, because both releases run in one cluster during a downgrade: set \
+             spec.version to {major}.{to_minor}.{needed} or a later {major}.{to_minor}"
         ));
     }
     Ok(UpgradeDirection::Down)
@@ -254,6 +265,8 @@ mod tests {
             ("3.5.35", "3.4.23", "cannot be downgraded"),
             ("3.6.16", "3.4.23", "3.5 or later"),
             ("3.7.3", "3.5.35", "a 3.6 release"),
+            ("3.6.16", "3.5.25", "3.5.26 or a later 3.5"),
+            ("3.7.3", "3.6.10", "3.6.11 or a later 3.6"),
             ("4.0.0", "3.7.3", "cannot change"),
         ] {
             let why = between(from, to).unwrap_err();
@@ -279,7 +292,7 @@ mod tests {
                 "3.7.3",
                 &["3.5.26 or later", "3.6.11 or later", "3.7.3"],
             ),
-            ("3.7.3", "3.5.35", &["3.6.0 or later", "3.5.35"]),
+            ("3.7.3", "3.5.35", &["3.6.11 or later", "3.5.35"]),
         ] {
             assert_eq!(path(from, to).unwrap(), expected, "{from} {to}");
         }

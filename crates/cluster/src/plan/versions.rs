@@ -6,7 +6,7 @@
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
 
-use member::{VARIABLE_MAX_LEARNERS, has_setting};
+use member::{VARIABLE_MAX_LEARNERS, knows_variable};
 
 use crate::plan::replaced;
 use crate::plan::view::{View, name_of};
@@ -241,23 +241,18 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// True if the container of a running pod can restart with the image of this version: the version supports the flags and
-/// the readiness probe of the pod, which are immutable. If the pod has a volume, the version must also know its
-/// variables. Without a volume, the container restarts without these settings, because a new member of an earlier minor
-/// release cannot join (`allowedVersionRange` in etcd 3.5).
+/// True if the container of a running pod can restart with the image of this version: the version supports the readiness
+/// probe of the pod, which is immutable. If the pod has a volume, the version must also know its variables. Without a
+/// volume, the container restarts without these settings, because a new member cannot join during a downgrade.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
-    let needed = |setting: &&String| pod.durable || setting.starts_with("--");
-    let mut settings = pod.flags.iter().filter(needed);
     let probe = !pod.readyz || version.has_readyz();
-    probe && settings.all(|setting| has_setting(version, setting))
+    let mut settings = pod.flags.iter();
+    probe && (!pod.durable || settings.all(|name| knows_variable(version, name)))
 }
-
-/// Flag with which the first release of the operator set the limit of learners.
-const MAX_LEARNERS_FLAG: &str = "--max-learners";
 
 /// True if the pod raises etcd's limit of one learner (etcd 3.6 and later).
 pub(super) fn takes_several_learners(pod: &Pod) -> bool {
-    pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
+    pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
 
 /// The features that every member supports: the features of the lowest running version.

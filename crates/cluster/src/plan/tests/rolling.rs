@@ -8,6 +8,9 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Pod, Seen, Trouble};
 
+/// etcd 3.5 does not know this variable.
+const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
+
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
 pub(super) fn towards(from: &str, to: &str) -> Scene {
     Scene::formed(&["a", "b", "c"]).all_run(from).wants(to)
@@ -95,9 +98,9 @@ impl Scene {
         self
     }
 
-    pub(super) fn with_flag(mut self, flag: &str) -> Self {
+    fn with_variable(mut self, name: &str) -> Self {
         for pod in self.observed.pods.values_mut() {
-            pod.flags = [flag.to_owned()].into();
+            pod.flags = [name.to_owned()].into();
         }
         self
     }
@@ -409,11 +412,10 @@ fn downgrade(scene: &Scene) -> Option<Option<String>> {
 }
 
 impl Scene {
-    /// Enables the downgrade to this version. Without a version, the downgrade is canceled.
     pub(super) fn allowed(mut self, version: &str, storage: &str) -> Self {
         for seen in self.observed.statuses.values_mut() {
             if let Seen::Known(status) = seen {
-                status.downgrade = Some(version.to_owned()).filter(|to| !to.is_empty());
+                status.downgrade = Some(version.to_owned());
                 status.storage_version = Some(storage.to_owned());
             }
         }
@@ -444,56 +446,39 @@ fn downgrade_changes_images_of_existing_pods() {
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// etcd 3.5 does not know these settings, and the flags and variables of a running pod cannot change.
+/// etcd 3.5 does not know the variable, and the variables of a running pod cannot change.
 #[test]
-fn downgrade_recreates_pods_that_have_newer_settings() {
-    for setting in ["--max-learners", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION"] {
-        let scene = Scene::formed(&["a", "b", "c"]).durable();
-        let scene = scene.all_run("3.6.16").wants("3.5.35").with_flag(setting);
-        let scene = scene.allowed("3.5", "3.5.0").compared();
-        let writes = scene.drained().writes();
-        assert!(
-            matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
-                if member == "b" && pod == "b" && version == "3.5.35"),
-            "{setting}: {writes:?}"
-        );
-    }
+fn downgrade_recreates_pods_that_have_newer_variables() {
+    let scene = Scene::formed(&["a", "b", "c"]).durable().all_run("3.6.16");
+    let scene = scene.wants("3.5.35").with_variable(SKIP_REVERSE_DNS);
+    let scene = scene.allowed("3.5", "3.5.0").compared();
+    let writes = scene.drained().writes();
+    assert!(
+        matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
+            if member == "b" && pod == "b" && version == "3.5.35"),
+        "{writes:?}"
+    );
 }
 
 /// A new member of etcd 3.5 cannot join during the downgrade, so the member must not be replaced.
 #[test]
 fn downgrade_without_volumes_keeps_pods_with_unknown_variables() {
-    let scene = towards("3.6.16", "3.5.35").with_flag("ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION");
+    let scene = towards("3.6.16", "3.5.35").with_variable(SKIP_REVERSE_DNS);
     let scene = scene.allowed("3.5", "3.5.0");
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
+/// etcd rejects new members during a downgrade.
 #[test]
-fn downgrade_without_volumes_adds_replacement_before_removal() {
-    let scene = towards("3.6.16", "3.5.35").with_flag("--max-learners");
-    let scene = scene.allowed("3.5", "3.5.0").compared();
-    let writes = scene.writes();
-    assert!(
-        !writes
-            .iter()
-            .any(|write| matches!(write, Write::DeletePod { .. }))
-    );
-    // The operator creates a Service for the replacement first, and removes no member in this plan.
-    assert!(scene.changes().is_empty(), "{:?}", scene.changes());
-    assert!(
-        writes
-            .iter()
-            .any(|write| matches!(write, Write::CreateService { .. })),
-        "{writes:?}"
-    );
-    // etcd rejects new members during a downgrade, so the operator first cancels the downgrade.
-    let scene = scene.reserved("d");
-    assert_eq!(downgrade(&scene), Some(None));
-    let next = scene.allowed("", "3.5.0").changes();
+fn downgrade_is_canceled_in_etcd_before_member_is_added() {
+    let scene = Scene::formed(&["a", "b"]).size(3).all_run("3.6.16");
+    let scene = scene.wants("3.5.35").reserved("d");
+    let next = scene.changes();
     assert!(
         matches!(&next[..], [Write::AddMember { member, learner: true }] if member == "d"),
         "{next:?}"
     );
+    assert_eq!(downgrade(&scene.allowed("3.5", "3.5.0")), Some(None));
 }
 
 fn deleted(scene: &Scene) -> Vec<String> {
