@@ -222,8 +222,7 @@ where
         self
     }
 
-    /// Reconciles the object that a message names, after the gate has opened. Ignores a message if the object is not in
-    /// the cache.
+    /// Reconciles the object that a message names. Ignores a message if the object is not in the cache.
     #[must_use]
     pub fn reconcile_on(
         mut self,
@@ -237,7 +236,6 @@ where
                 let reason = ReconcileReason::ObjectUpdated;
                 Some((Ok(ReconcileRequest { obj_ref, reason }), receiver))
             });
-            let requests = after(Arc::clone(&one.gate), requests);
             one.requests.push(requests.boxed());
             controllers.push((one.objects.clone(), sender));
         }

@@ -7,10 +7,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use kube::core::ApiResource;
-use kube::runtime::watcher;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -20,7 +19,6 @@ use tokio::sync::mpsc;
 use super::super::*;
 use crate::admin::Readiness;
 use crate::crd;
-use crate::watch_cache::WatchCache;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
@@ -158,34 +156,6 @@ async fn invariant_40_only_objects_of_held_shards_are_reconciled() {
         assert_eq!(seen.try_recv().ok(), None);
         shards.free(good);
         shards.hold(good);
-        assert_eq!(seen.recv().await.as_deref(), Some("good"));
-    };
-    tokio::select! {
-        () = run => panic!("the controllers ended"),
-        checked = tokio::time::timeout(Duration::from_secs(30), checks) => checked.unwrap(),
-    }
-}
-
-/// The first reconciles of an acquired shard wait for the caches of child objects, as in an operator without shards.
-#[tokio::test]
-async fn reconciles_of_acquired_shard_wait_for_caches_of_children() {
-    let scope = Scope::namespace("ns");
-    let mut operator = operator(scope, &Bodies::default(), &mut Registry::default()).await;
-    operator.shards = Shards::divided(8);
-    let shards = operator.shards.clone();
-    let (sender, mut seen) = mpsc::unbounded_channel();
-    // The fake API server lists no pods, so the reconciles begin after five seconds.
-    let (pods, config) = (WatchCache::<Pod>::default(), watcher::Config::default());
-    let controllers = Controllers::<ConfigMap>::new(&operator).children(&config, &pods, |_, _| {});
-    let cache = controllers.cache();
-    let run = drive(&operator, controllers, Arc::new(Panics(sender)));
-    let checks = async {
-        while !cache.is_complete() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        shards.hold(shards.of("ns", "good"));
-        let early = tokio::time::timeout(Duration::from_secs(1), seen.recv()).await;
-        assert!(early.is_err(), "{early:?}");
         assert_eq!(seen.recv().await.as_deref(), Some("good"));
     };
     tokio::select! {
