@@ -313,15 +313,8 @@ pub(super) fn grow(
     }
     // etcd rejects new members during a downgrade (`allowedVersionRange` in `cluster_util.go`).
     if versions::enabled_downgrade(draft.build.observed).is_some() {
-        let said =
-            "cancel the downgrade of etcd, because etcd rejects new members during a downgrade";
-        return decide(
-            view,
-            vec![actions::downgrade(None)],
-            None,
-            said.to_owned(),
-            draft,
-        );
+        let said = "cancel the downgrade of etcd, because it rejects new members".to_owned();
+        return decide(view, vec![actions::downgrade(None)], None, said, draft);
     }
     let joining = |member: &&MemberState| {
         !member.joined()

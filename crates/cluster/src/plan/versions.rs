@@ -250,11 +250,6 @@ pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     probe && (!pod.durable || settings.all(|name| knows_variable(version, name)))
 }
 
-/// True if the pod raises etcd's limit of one learner (etcd 3.6 and later).
-pub(super) fn takes_several_learners(pod: &Pod) -> bool {
-    pod.flags.contains(VARIABLE_MAX_LEARNERS)
-}
-
 /// The features that every member supports: the features of the lowest running version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRules {
@@ -276,10 +271,11 @@ impl VersionRules {
             .unwrap_or((3, 6));
         // Each member compares the number of learners with the limit in its own flags (`ValidateConfigurationChange` in
         // etcd). A member that was started with an older release has no such flag, and accepts only one learner.
+        let raises_limit = |pod: &Pod| pod.flags.contains(VARIABLE_MAX_LEARNERS);
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)
-                && observed.pods.values().all(takes_several_learners)
+                && observed.pods.values().all(raises_limit)
                 && observed.elsewhere.is_empty(),
         }
     }
