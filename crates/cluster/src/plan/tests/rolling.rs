@@ -471,8 +471,7 @@ fn downgrade_without_volumes_keeps_pods_with_unknown_variables() {
 /// etcd rejects new members during a downgrade.
 #[test]
 fn downgrade_is_canceled_in_etcd_before_member_is_added() {
-    let scene = Scene::formed(&["a", "b"]).size(3).all_run("3.6.16");
-    let scene = scene.wants("3.5.35").reserved("d");
+    let scene = towards("3.6.16", "3.5.35").size(4).reserved("d");
     let next = scene.changes();
     assert!(
         matches!(&next[..], [Write::AddMember { member, learner: true }] if member == "d"),
