@@ -81,12 +81,6 @@ impl EtcdVersion {
         self.minor() >= (3, 4)
     }
 
-    /// True if `--max-learners` allows several learners at the same time (since 3.6). In these releases, the flag has
-    /// no prefix `experimental-`.
-    pub fn has_max_learners(&self) -> bool {
-        self.minor() >= (3, 6)
-    }
-
     /// True if the flag `--peer-skip-client-san-verification` has no prefix `experimental-` (since 3.6).
     pub fn has_stable_flag_names(&self) -> bool {
         self.minor() >= (3, 6)
@@ -166,7 +160,7 @@ mod tests {
 
     #[test]
     fn etcd_features_depend_on_version() {
-        // The columns: version, learners, `--max-learners`, etcdutl, `/readyz`.
+        // The columns: version, learners, stable flag names, etcdutl, `/readyz`.
         let cases = [
             ("3.3.27", false, false, false, false),
             ("3.4.28", true, false, false, false),
@@ -176,10 +170,10 @@ mod tests {
             ("3.6.0", true, true, true, true),
             ("3.7.3", true, true, true, true),
         ];
-        for (text, learners, max_learners, etcdutl, readyz) in cases {
+        for (text, learners, stable_names, etcdutl, readyz) in cases {
             let version = version(text);
             assert_eq!(version.has_learners(), learners, "{text}");
-            assert_eq!(version.has_max_learners(), max_learners, "{text}");
+            assert_eq!(version.has_stable_flag_names(), stable_names, "{text}");
             assert_eq!(version.has_etcdutl(), etcdutl, "{text}");
             assert_eq!(version.has_readyz(), readyz, "{text}");
         }

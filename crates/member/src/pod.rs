@@ -171,10 +171,8 @@ fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String])
     };
     let users = policy.etcd_env.iter();
     let users = users.filter(|one| is_allowed_variable(&one.name, arguments));
-    let by_user = |name: &str| {
-        let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
-        users.clone().any(|one| one.name == name) || flag_of_env(name).is_some_and(given)
-    };
+    let by_user =
+        |name: &str| users.clone().any(|one| one.name == name) || has_flag_of(name, arguments);
     let learners = (VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string());
     let tls = tls::variables(members, member).into_iter();
     let tls = tls.map(|(name, value)| (name, value.to_owned()));
@@ -189,8 +187,13 @@ fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String])
 ///   example, `ETCD_FORCE_NEW_CLUSTER` can destroy a cluster.
 /// - Variables whose flag is on the command line, because etcd does not start with both (`verifyEnv` in `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
+    refused_variable(variable).is_none() && !has_flag_of(variable, arguments)
+}
+
+/// True if the command line contains the flag of this variable.
+fn has_flag_of(variable: &str, arguments: &[String]) -> bool {
     let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
-    refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
+    flag_of_env(variable).is_some_and(given)
 }
 
 /// The variable with which etcd reports `NOT_SERVING` in gRPC health checks during a defragmentation, so that clients

@@ -76,26 +76,20 @@ pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirectio
     if to_minor < minor {
         return downgrade(from, to);
     }
-    let floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
+    let mut floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
     let patch = from.semver().patch;
-    if let Some(floor) = floors.clone().find(|floor| patch < floor.patch) {
-        let needed = floors.map(|floor| floor.patch).max().unwrap_or_default();
-        let stop = format!("{major}.{minor}.{needed}");
-        let why = floor.why;
+    if let Some(unmet) = floors.find(|floor| patch < floor.patch) {
+        let stop = format!("{major}.{minor}.{}", floor(from.minor()));
+        let why = unmet.why;
         return Err(format!(
             "etcd {from} cannot be upgraded to {to} directly, because {why}: set spec.version to {stop} or a later {major}.{minor} first"
         ));
     }
     if to_minor > minor + 1 {
         let next = minor + 1;
-        let patch = FLOORS
-            .iter()
-            .filter(|floor| floor.of == (major, next + 1))
-            .map(|floor| floor.patch)
-            .max();
-        let stop = match patch {
-            Some(patch) => format!("{major}.{next}.{patch} or a later {major}.{next}"),
-            None => format!("a {major}.{next} release"),
+        let stop = match floor((major, next)) {
+            0 => format!("a {major}.{next} release"),
+            patch => format!("{major}.{next}.{patch} or a later {major}.{next}"),
         };
         return Err(format!(
             "etcd upgrades by one minor release at a time: set spec.version first to {stop}, and to {to} after that \
@@ -161,15 +155,14 @@ fn next_stop(at: &EtcdVersion, to: &EtcdVersion) -> Option<EtcdVersion> {
     if major != to_major {
         return None;
     }
-    let floor = |minor: u64| floor((major, minor));
     let next = if to_minor < minor {
-        EtcdVersion::release(major, minor - 1, floor(minor - 1))
-    } else if at.semver().patch < floor(minor) {
-        EtcdVersion::release(major, minor, floor(minor))
+        minor - 1
+    } else if at.semver().patch < floor(at.minor()) {
+        minor
     } else {
-        EtcdVersion::release(major, minor + 1, floor(minor + 1))
+        minor + 1
     };
-    Some(next)
+    Some(EtcdVersion::release(major, next, floor((major, next))))
 }
 
 fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {

@@ -37,7 +37,6 @@ const OTHER_FLAGS: &[&str] = &[
     "client-cert-auth",
     "corrupt-check-time",
     "experimental-corrupt-check-time",
-    "experimental-peer-skip-client-san-verification",
     "force-new-cluster",
     "initial-cluster",
     "log-level",
