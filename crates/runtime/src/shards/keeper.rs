@@ -155,7 +155,7 @@ impl Keeper {
         }
     }
 
-    /// Reads the Leases once, and sends what is due.
+    /// Reads the Leases once, and sends the requests that are due.
     async fn beat(&mut self, began: Instant) -> Result<(), Missed> {
         let beat = Beat {
             leaving: self.shutdown.is_cancelled(),

@@ -1,7 +1,7 @@
 //! The decisions about the Leases of the shards. Performs no I/O.
 //!
 //! The Lease of the operator belongs to all replicas with the same number of shards: its holder is the number of
-//! shards, and an annotation lists the replicas. Each shard has a Lease of its own, which belongs to one replica.
+//! shards, and an annotation lists the replicas. Each shard has a separate Lease, which belongs to one replica.
 //!
 //! A Lease is free if it has no holder, or if this process has not seen a change of it for [`DURATION`]. This rule
 //! compares no clocks of different machines. A replica ends after [`RENEWAL_LIMIT`] without a complete renewal.
