@@ -85,6 +85,7 @@ mod scale_edges;
 mod scopes;
 mod shards;
 mod storage_class_change;
+mod thundering_herd;
 mod tls_backup_restore;
 mod tls_bad_secrets;
 mod tls_generated;

@@ -229,11 +229,8 @@ fn remember(intent: &Intent, draft: &mut Draft) -> bool {
 }
 
 fn first_data(observed: &Observed, name: &str) -> Data {
-    let (pod, disk, service) = (
-        observed.pods.get(name),
-        observed.disks.get(name),
-        observed.services.get(name),
-    );
+    let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
+    let service = observed.services.get(name);
     match view::data(pod, disk, service, false) {
         // If the Service, the pod and the PVC are all missing, the member was never created, because the operator
         // creates the Service first.
