@@ -30,6 +30,7 @@ mod chart_values;
 mod clusterwide;
 mod concurrent_restores;
 mod continuous_compacted;
+mod continuous_restore_encrypted;
 mod continuous_restore_exact;
 mod continuous_rpo;
 mod continuous_store_away;
