@@ -32,6 +32,7 @@ mod concurrent_restores;
 mod continuous_compacted;
 mod continuous_restore_encrypted;
 mod continuous_restore_exact;
+mod continuous_restore_pvc;
 mod continuous_rpo;
 mod continuous_store_away;
 mod copy_to_second_store;
