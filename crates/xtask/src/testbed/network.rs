@@ -87,9 +87,12 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
     let no_dad = no_dad(addresses);
     let forwarding = match addresses.family {
         IpFamily::Ipv4 => "echo 1 >/proc/sys/net/ipv4/ip_forward",
+        // `accept_dad`: the bridge searches for the MAC address of a pod with its link-local address. Until the search
+        // for a duplicate of this address ends, the first connection between pods through a Service waits for a second.
         IpFamily::Ipv6 => {
             "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
-         echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"
+         echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+         echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad"
         }
     };
     let mut script = format!(
@@ -231,6 +234,20 @@ mod tests {
             let created = "ip link add cni0 address 02:00:00:00:00:01 type bridge\n";
             assert!(script.contains(created), "{script}");
         }
+    }
+
+    /// The kernel copies the default setting to the bridge when the bridge is created.
+    #[test]
+    fn ipv6_bridge_is_created_without_duplicate_address_detection() {
+        let of = |family| {
+            let slot = Slot(0);
+            inner_links(Addresses { slot, family }, 1)
+        };
+        let script = of(IpFamily::Ipv6);
+        let (before, _) = script.split_once("ip link add cni0").unwrap();
+        let disabled = "echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad\n";
+        assert!(before.contains(disabled), "{script}");
+        assert!(!of(IpFamily::Ipv4).contains("ipv6"));
     }
 
     #[test]
