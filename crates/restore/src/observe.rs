@@ -22,6 +22,7 @@ use api::names::ANNOTATION_RESTORE;
 use api::problem::Chain;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
+use futures::FutureExt;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::image::OwnImage;
 use runtime::slots::Slots;
@@ -217,7 +218,9 @@ async fn choose(
     observation: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    let chosen = Box::pin(backup::choose(context, restore, &namespace, locked)).await;
+    // Without `boxed`, the compiler's search for `Send` in the types of the stores exceeds its recursion limit.
+    let chosen = backup::choose(context, restore, &namespace, locked).boxed();
+    let chosen = chosen.await;
     observation.objects.backup = chosen.map_err(|missing| match missing {
         Missing::Trouble(trouble) => trouble,
         Missing::Search(step) => {

@@ -5,9 +5,11 @@ use api::restore::{ChosenBackup, ChosenPoint, RestoreEncryption, RestorePoint};
 use api::storage::{PvcSource, SecretName, StorageBlock};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::ResourceExt;
+use kube::{Client, ResourceExt};
+use runtime::clock;
+use tokio::time::timeout;
 
-use super::{ObserveContext, bucket, point, read};
+use super::{ObserveContext, READ_TIMEOUT, bucket, point, read};
 use crate::encryption::FIELD;
 use crate::naming;
 use crate::plan::search;
@@ -65,7 +67,9 @@ pub(super) async fn find(
     } else {
         RETRY
     };
-    if ended.is_some_and(|ended| Timestamp::now().duration_since(ended) > lifetime) {
+    if let Some(ended) = ended
+        && has_expired(context.client, ended, lifetime).await
+    {
         return Err(Missing::Search(SearchStep::End(Box::new(pod))));
     }
     let found = result?;
@@ -80,6 +84,23 @@ pub(super) async fn find(
     // directory of the recorded changes.
     let place = (directory, pvc.path.as_str());
     point::chosen(restore, place, found, encryption).map_err(Missing::from)
+}
+
+/// Whether the result of a search is older than its lifetime, by the clock of the operator and by the clock of the API
+/// server. If only the operator's clock counted, and it was ahead, each result would expire at once.
+pub(super) async fn has_expired(
+    client: &Client,
+    ended: Timestamp,
+    lifetime: SignedDuration,
+) -> bool {
+    let is_old = |now: Timestamp| now.duration_since(ended) > lifetime;
+    let now = Timestamp::now();
+    if !is_old(now) {
+        return false;
+    }
+    let difference = timeout(READ_TIMEOUT, clock::difference(client)).await;
+    let difference = difference.ok().and_then(Result::ok).flatten();
+    is_old(clock::earlier(now, difference))
 }
 
 /// Whether a found point can be the requested point.
@@ -132,7 +153,9 @@ fn judge(pod: &Pod) -> Judgment {
             "the pod {name} that searches the recorded changes has failed ({reason}): {message}"
         );
         let trouble = Trouble::new(Reason::PodNotStarting, message);
-        return (Err(trouble), created);
+        let conditions = status.conditions.unwrap_or_default().into_iter();
+        let changes = conditions.filter_map(|condition| Some(condition.last_transition_time?.0));
+        return (Err(trouble), changes.max().max(created));
     }
     (Err(waiting(pod, &name)), None)
 }

@@ -27,6 +27,8 @@ const KEYS_VOLUME: &str = "encryption";
 const NAME_DIGITS: usize = 20;
 /// Memory request and memory limit. The search needs about 50 MiB for a segment, and a list of all segments.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
+/// Time limit of a search, in seconds. A volume of a server that does not answer would block the search forever.
+const DEADLINE: i64 = 1800;
 /// File mode of mounted Secrets. The user and the group of the pod can read the files.
 const SECRET_MODE: i32 = 0o440;
 
@@ -102,6 +104,7 @@ pub(crate) fn pod(restore: &EtcdRestore, order: &SearchOrder, image: &OperatorIm
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
             termination_grace_period_seconds: Some(5),
+            active_deadline_seconds: Some(DEADLINE),
             security_context: Some(pod_security()),
             containers: vec![container(order, image)],
             volumes: Some(claim.into_iter().chain(keys).collect()),

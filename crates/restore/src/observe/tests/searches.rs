@@ -38,22 +38,31 @@ async fn observed(restore: &EtcdRestore, pod: Option<Value>) -> Observation {
     observe_once(&client, &etcd, restore).await
 }
 
-/// A pod that has ended this many seconds ago with this report.
-fn ended(report: &SearchReport, seconds: i64) -> Value {
+/// The time this many seconds ago, without fractions of a second.
+fn ago(seconds: i64) -> String {
     let second = (Timestamp::now() - SignedDuration::from_secs(seconds)).as_second();
-    let finished = Timestamp::from_second(second).unwrap().to_string();
-    let message = serde_json::to_string(report).unwrap();
+    Timestamp::from_second(second).unwrap().to_string()
+}
+
+fn pod_of_restore() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "name": "etcd-search-1", "uid": "pod-uid",
             "ownerReferences": [{ "apiVersion": "v", "kind": "EtcdRestore", "name": "again", "uid": "restore-uid" }],
         },
-        "status": { "phase": "Succeeded", "containerStatuses": [{
-            "name": "search", "image": "", "imageID": "", "ready": false, "restartCount": 0,
-            "state": { "terminated": { "exitCode": 0, "finishedAt": finished, "message": message } },
-        }] },
     })
+}
+
+/// A pod that has ended this many seconds ago with this report.
+fn ended(report: &SearchReport, seconds: i64) -> Value {
+    let message = serde_json::to_string(report).unwrap();
+    let mut pod = pod_of_restore();
+    pod["status"] = json!({ "phase": "Succeeded", "containerStatuses": [{
+        "name": "search", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+        "state": { "terminated": { "exitCode": 0, "finishedAt": ago(seconds), "message": message } },
+    }] });
+    pod
 }
 
 /// The report of the program, which searches a directory with the changes of the revisions 11 to 20.
@@ -130,6 +139,33 @@ async fn failed_search_is_reported_and_repeated_later() {
     );
     let old = observed(&restore, Some(ended(&report, 400))).await;
     assert_search_ends(&old);
+}
+
+/// The server of the volume did not answer within the time limit of the pod.
+#[tokio::test]
+async fn search_at_its_time_limit_is_reported_and_repeated_later() {
+    let restore = restore_to(&json!({ "revision": 13 }));
+    let failed = |seconds: i64| {
+        let mut pod = pod_of_restore();
+        let at = ago(seconds);
+        pod["metadata"]["creationTimestamp"] = json!(ago(3600));
+        pod["status"] = json!({
+            "phase": "Failed", "reason": "DeadlineExceeded", "message": "active longer than its deadline",
+            "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": at }],
+        });
+        pod
+    };
+    let recent = observed(&restore, Some(failed(10))).await;
+    let Source::Unavailable(trouble) = &recent.snapshot.source else {
+        panic!("{:?}", recent.snapshot.source);
+    };
+    assert_eq!(trouble.reason, Reason::PodNotStarting);
+    assert!(
+        trouble.message.contains("DeadlineExceeded"),
+        "{}",
+        trouble.message
+    );
+    assert_search_ends(&observed(&restore, Some(failed(400))).await);
 }
 
 fn assert_search_ends(observation: &Observation) {
