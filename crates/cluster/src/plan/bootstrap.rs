@@ -12,12 +12,11 @@ use jiff::Timestamp;
 use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::disks::unfit_claim;
-use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{
-    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, objects, retained,
-    versions,
+    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, member_objects, objects,
+    retained, versions,
 };
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
