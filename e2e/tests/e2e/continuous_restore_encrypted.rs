@@ -3,6 +3,7 @@
 
 mod full {
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     use anyhow::{Context, Result, ensure};
     use e2e::bucket::Bucket;
@@ -178,10 +179,8 @@ mod full {
         for key in all {
             let object = bucket.read(&key).await?;
             let is_encrypted = object.starts_with(MAGIC);
-            ensure!(
-                is_encrypted || key.ends_with(".json"),
-                "{key} is not encrypted"
-            );
+            let is_json = Path::new(&key).extension().is_some_and(|end| end == "json");
+            ensure!(is_encrypted || is_json, "{key} is not encrypted");
             ensure!(!occurs(MARK, &object), "{key} contains the value");
         }
         Ok(())

@@ -172,16 +172,11 @@ fn waiting(pod: &Pod, name: &str) -> Trouble {
     let state = container(pod).and_then(|container| container.state.as_ref());
     let waiting = state.and_then(|state| state.waiting.as_ref());
     let problem = waiting.and_then(|waiting| waiting.message.as_deref());
-    match problem.filter(|problem| !problem.is_empty()) {
-        Some(problem) => {
-            let message = format!(
-                "the pod {name} that searches the recorded changes cannot start: {problem}"
-            );
-            Trouble::new(Reason::PodNotStarting, message)
-        }
-        None => {
-            let message = format!("the pod {name} searches the recorded changes");
-            Trouble::new(Reason::InProgress, message)
-        }
+    if let Some(problem) = problem.filter(|problem| !problem.is_empty()) {
+        let message =
+            format!("the pod {name} that searches the recorded changes cannot start: {problem}");
+        return Trouble::new(Reason::PodNotStarting, message);
     }
+    let message = format!("the pod {name} searches the recorded changes");
+    Trouble::new(Reason::InProgress, message)
 }
