@@ -11,12 +11,10 @@ use crate::{ALWAYS, KEY, MIB, any, fault};
 const MODE: &str = "x-ms-immutability-policy-mode";
 const UNTIL: &str = "x-ms-immutability-policy-until-date";
 
-fn governance() -> Option<ObjectLock> {
-    Some(ObjectLock {
-        mode: ObjectLockMode::Governance,
-        days: 3,
-    })
-}
+const LOCK: ObjectLock = ObjectLock {
+    mode: ObjectLockMode::Governance,
+    days: 3,
+};
 
 fn head(request: &Request) -> bool {
     request.method == "HEAD"
@@ -35,7 +33,7 @@ async fn google(server: &GoogleServer, trusted: bool) -> (Proxy, GcsStore) {
     } else {
         GcsStore::new(config).await
     };
-    (proxy, store.unwrap().with_lock(governance()))
+    (proxy, store.unwrap().with_lock(Some(LOCK)))
 }
 
 async fn azure(server: &AzureServer) -> (Proxy, AbsStore) {
@@ -45,7 +43,7 @@ async fn azure(server: &AzureServer) -> (Proxy, AbsStore) {
         ..server.config("bucket")
     };
     let store = AbsStore::new(&config).unwrap();
-    (proxy, store.with_lock(governance()))
+    (proxy, store.with_lock(Some(LOCK)))
 }
 
 /// Asserts that no object is stored without a lock.
