@@ -208,6 +208,13 @@ async fn create(scene: &Scene, spec: Value) -> String {
     let pods = scene.api::<Pod>();
     let all_exist = async || pods.list(&of_cluster).await.unwrap().items.len() == 3;
     scene.until("three pods exist", all_exist).await;
+    // Because no member starts, the operator gives the Services their endpoints only after a time limit.
+    let services = scene.api::<KubeService>();
+    let are_open = async || {
+        let all = services.list(&of_cluster).await.unwrap().items;
+        !all.iter().any(member::is_closed)
+    };
+    scene.until("the Services have endpoints", are_open).await;
     scene.rests(3).await;
     pods.list(&of_cluster).await.unwrap().items[0].name_any()
 }

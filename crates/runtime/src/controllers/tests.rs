@@ -1,3 +1,5 @@
+//! Tests of the watches: the gate, the pauses after errors, and the cache.
+
 use std::cell::Cell;
 use std::pin::pin;
 
