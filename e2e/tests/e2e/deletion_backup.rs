@@ -33,7 +33,7 @@ fn lines(sandbox: &Sandbox, path: &str, more: &str) -> Result<String> {
     ))
 }
 
-async fn await_finalizer(sandbox: &Sandbox, name: &str) -> Result<()> {
+pub(crate) async fn await_finalizer(sandbox: &Sandbox, name: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, name, "the finalizer", DEADLINE, |object| {
         object.finalizers().iter().any(|one| one == FINALIZER)
