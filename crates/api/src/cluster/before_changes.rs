@@ -189,8 +189,9 @@ impl EtcdClusterSpec {
 
 impl EtcdCluster {
     /// True if the EtcdCluster is being deleted and needs no backup anymore: its backup is complete or waived, or the
-    /// cluster has never formed. False while a restore has locked the EtcdCluster before its cluster has formed.
-    pub fn may_be_deleted(&self) -> bool {
+    /// cluster has never formed. `is_marked`: an object of a member has a cluster ID, so the cluster has formed, even
+    /// if the status has lost this ID. False while a restore has locked the EtcdCluster before its cluster has formed.
+    pub fn may_be_deleted(&self, is_marked: bool) -> bool {
         if self.metadata.deletion_timestamp.is_none() {
             return false;
         }
@@ -206,7 +207,8 @@ impl EtcdCluster {
                     && record.has_passed()
             }),
             None => {
-                status.bootstrap.is_some()
+                !is_marked
+                    && status.bootstrap.is_some()
                     && annotations.is_none_or(|all| !all.contains_key(ANNOTATION_RESTORE))
             }
         }
@@ -323,7 +325,7 @@ mod tests {
                 r#"{{"clusterID":"ab","bootstrap":{{"token":"t"}},"beforeChange":{{"change":"{change}",
                    "clusterID":"{id}","startTime":"2026-11-27T12:00:00Z"{end}}}}}"#
             );
-            being_deleted(&status, "").may_be_deleted()
+            being_deleted(&status, "").may_be_deleted(true)
         };
         let backup = r#","backup":{"name":"main"}"#;
         assert!(formed("Deletion", "ab", backup));
@@ -332,16 +334,17 @@ mod tests {
         assert!(!formed("Deletion", "cd", backup), "another cluster");
         assert!(!formed("Upgrade", "ab", backup), "another change");
         let unformed = r#"{"bootstrap":{"token":"t"}}"#;
-        assert!(being_deleted(unformed, "").may_be_deleted());
+        assert!(being_deleted(unformed, "").may_be_deleted(false));
+        assert!(!being_deleted(unformed, "").may_be_deleted(true));
         let lock = r#""etcd.database.coreos.com/restore":"uid""#;
-        assert!(!being_deleted(unformed, lock).may_be_deleted());
+        assert!(!being_deleted(unformed, lock).may_be_deleted(false));
         assert!(
-            !being_deleted("{}", "").may_be_deleted(),
+            !being_deleted("{}", "").may_be_deleted(false),
             "the status is lost"
         );
         let mut live = being_deleted(unformed, "");
         live.metadata.deletion_timestamp = None;
-        assert!(!live.may_be_deleted());
+        assert!(!live.may_be_deleted(false));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use api::EtcdCluster;
 use api::cluster::{ClusterDeletionPolicy, TlsPolicy};
+use api::names::ANNOTATION_CLUSTER_ID;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use member::tls::{ClusterTls, Fault, FaultKind};
@@ -32,7 +33,11 @@ impl Effective {
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
-        if cluster.spec.backs_up_before_deletion() && cluster.may_be_deleted() {
+        let pods = objects.pods.iter().map(ResourceExt::annotations);
+        let claims = objects.claims.iter().map(ResourceExt::annotations);
+        let mut notes = pods.chain(claims);
+        let is_marked = notes.any(|notes| notes.contains_key(ANNOTATION_CLUSTER_ID));
+        if cluster.spec.backs_up_before_deletion() && cluster.may_be_deleted(is_marked) {
             cluster.spec.deletion_policy = Some(ClusterDeletionPolicy::Delete);
         }
         if let Some(next) = &mut rollout.next {

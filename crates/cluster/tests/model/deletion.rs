@@ -19,13 +19,16 @@ impl World {
     /// True if the EtcdCluster is being deleted and needs no backup anymore.
     pub(crate) fn may_be_deleted(&self) -> bool {
         let record = self.wishes.before_change.as_ref();
+        let pods = self.pods.values().map(|pod| pod.cluster_id);
+        let mut marks = pods.chain(self.disks.values().map(|disk| disk.cluster_id));
+        let is_marked = marks.any(|id| id.is_some());
         let is_backed_up = match self.cluster_id.map(|id| id.to_string()) {
             Some(id) => record.is_some_and(|record| {
                 record.change == ClusterChange::Deletion
                     && record.cluster_id == id
                     && record.has_passed()
             }),
-            None => self.intent.is_some(),
+            None => self.intent.is_some() && !is_marked,
         };
         self.setup.backs_up && self.deleting && is_backed_up
     }
