@@ -93,7 +93,10 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
         draft.add(draft.build.record_before_change(Some(&passed)));
         return false;
     }
-    if may_ask && (known.is_none() || found.is_some()) {
+    // The next request must be later than this backup. Otherwise, this backup would satisfy it too.
+    let time = found.and_then(|found| found.time.as_ref());
+    let lacks_writes = time.is_some_and(|time| time.0 < now);
+    if may_ask && (known.is_none() || lacks_writes) {
         let start_time = Time(if known.is_some() { now } else { requested });
         let asked = BeforeChangeStatus {
             start_time,

@@ -37,7 +37,7 @@ fn three() -> Scene {
 }
 
 fn with_finalizers(mut scene: Scene, finalizers: &[&str]) -> Scene {
-    let finalizers = finalizers.iter().map(ToString::to_string);
+    let finalizers = finalizers.iter().map(|one| (*one).to_owned());
     scene.desired.object.metadata.finalizers = Some(finalizers.collect());
     scene
 }
@@ -143,6 +143,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
         Time(at(1000)),
         "the backup is requested again"
     );
+    assert_eq!(with(1000, 99).record_written(), None, "the same second");
     let mut other = with(995, 100);
     let backup = other.observed.before_change.backup.as_mut().unwrap();
     backup.cluster_id = Some("beef".to_owned());
