@@ -2,8 +2,9 @@
 {{- define "etcd-operator.rules" -}}
 {{- if eq . "etcd-operator" }}
 - apiGroups: [etcd.database.coreos.com]
+  # patch: the finalizer of EtcdClusters with deletionPolicy: BackupThenDelete.
   resources: [etcdclusters]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters/status]
   verbs: [patch]
@@ -32,7 +33,7 @@
   resources: [etcdbackups]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
-  # The status of EtcdClusters contains lastBackup and backupForChanges.
+  # The status of EtcdClusters contains lastBackup, backupForChanges and backupRequest.
   resources: [etcdbackups/status, etcdclusters/status]
   verbs: [patch]
 - apiGroups: [etcd.database.coreos.com]

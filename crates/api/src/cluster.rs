@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 pub use access::{Auth, NetworkAccess, ROOT_USER};
 pub use advice::Advice;
 pub use before_changes::{
-    BeforeChangeStatus, ClusterChange, DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS, LastBackup,
-    MAX_CLOCK_SKEW, backup_waiver, earliest_backup, how_to_waive_backup,
+    BEFORE_CHANGES, BackupRequestStatus, BeforeChangeStatus, ClusterChange,
+    DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS, LastBackup, MAX_CLOCK_SKEW, backup_waiver,
+    earliest_backup, how_to_waive_backup,
 };
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
@@ -131,6 +132,10 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.deletionPolicy RetainVolumes needs members with volumes: set spec.pod.persistentVolumeClaimSpec or remove spec.deletionPolicy"
 ))]
 #[x_kube(validation = (
+    "!has(self.deletionPolicy) || self.deletionPolicy != 'BackupThenDelete' || has(self.backup)",
+    "spec.deletionPolicy BackupThenDelete needs a store for the backup: set spec.backup or remove spec.deletionPolicy"
+))]
+#[x_kube(validation = (
     "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)) || (env.name == 'ETCD_MAX_TXN_OPS' && has(self.etcd.maxTxnOps)))",
     "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
@@ -182,8 +187,10 @@ pub struct EtcdClusterSpec {
     /// ValidatingAdmissionPolicies of the Helm chart.
     #[serde(default, skip_serializing_if = "is_false")]
     pub protected: bool,
-    /// What happens to the volumes of the members when this EtcdCluster is deleted: Kubernetes deletes them (`Delete`),
-    /// or they stay, and a new EtcdCluster of the same name continues the cluster (`RetainVolumes`). Default `Delete`.
+    /// What happens to the data of the members when this EtcdCluster is deleted. `Delete`: Kubernetes deletes the
+    /// volumes. `RetainVolumes`: the volumes stay, and a new EtcdCluster of the same name continues the cluster.
+    /// `BackupThenDelete`: Kubernetes deletes the volumes after a backup with the settings of `spec.backup`. The
+    /// default is `Delete`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<ClusterDeletionPolicy>,
     /// Pods of the members.
@@ -278,9 +285,11 @@ impl EtcdClusterSpec {
             .unwrap_or_else(|| version.image(&self.repository))
     }
 
-    /// True if the volumes of the members stay when the EtcdCluster is deleted.
+    /// True if the PVCs of the members have no owner, so that the volumes stay when the EtcdCluster is deleted. With
+    /// `BackupThenDelete`, the PVCs get an owner after the backup.
     pub fn retains_volumes(&self) -> bool {
-        self.deletion_policy == Some(ClusterDeletionPolicy::RetainVolumes)
+        self.backs_up_before_deletion()
+            || self.deletion_policy == Some(ClusterDeletionPolicy::RetainVolumes)
     }
 
     /// `spec.memberAddress`. The default is `Service`.

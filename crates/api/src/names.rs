@@ -75,7 +75,7 @@ pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
 /// Annotation of an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of each CA
 /// records the value at the time when the operator created the CA.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
-/// Annotation that waives the backup of `spec.backup.beforeChanges` for one change. On an `EtcdCluster`, the value is
+/// Annotation that waives the backup before one change or before the deletion. On an `EtcdCluster`, the value is
 /// [`crate::cluster::backup_waiver`]. On an `EtcdRestore`, the value is `Restore`.
 pub const ANNOTATION_SKIP_BACKUP: &str = "etcd.database.coreos.com/skip-backup";
 /// Annotation of a scheduled `EtcdBackup` that requests a backup now. Its value is the time of the request. A backup
@@ -104,6 +104,8 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 /// Finalizer that coreos/etcd-operator set on periodic `EtcdBackup` objects. This project does not set it, and it
 /// protects no data.
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
+/// Finalizer of an `EtcdCluster` with the deletion policy `BackupThenDelete`. The operator removes it after the backup.
+pub const FINALIZER_BACKUP: &str = "etcd.database.coreos.com/backup-before-deletion";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Annotation of the Lease of an operator with shards: the replicas that share the shards.

@@ -1,5 +1,5 @@
-//! For each EtcdCluster with `spec.backup`, creates and updates an EtcdBackup. Writes `lastBackup` and
-//! `backupForChanges` to the status of the EtcdCluster.
+//! For each EtcdCluster with `spec.backup`, creates and updates an EtcdBackup. Writes `lastBackup`, `backupForChanges`
+//! and `backupRequest` to the status of the EtcdCluster.
 //!
 //! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups are kept, because
 //! users need them after the loss of a cluster.
@@ -15,7 +15,7 @@ use runtime::{Done, Reconcile, apply};
 
 mod plan;
 
-use plan::{Action, backup_for_changes, last_backup, plan, taken};
+use plan::{Action, backup_for_changes, backup_request, last_backup, plan, taken};
 
 pub(crate) struct ClusterBackups {
     pub(crate) client: Client,
@@ -64,6 +64,7 @@ impl Reconcile for ClusterBackups {
         let desired = EtcdClusterStatus {
             last_backup: last_backup(&cluster, &in_namespace),
             backup_for_changes: backup_for_changes(&cluster, &in_namespace),
+            backup_request: backup_request(&cluster, existing),
             ..EtcdClusterStatus::default()
         };
         self.report(&cluster, &desired).await?;
@@ -75,8 +76,8 @@ impl Reconcile for ClusterBackups {
 }
 
 impl ClusterBackups {
-    /// Writes only `lastBackup` and `backupForChanges`, because the cluster operator owns the other fields of the
-    /// status.
+    /// Writes only `lastBackup`, `backupForChanges` and `backupRequest`, because the cluster operator owns the other
+    /// fields of the status.
     async fn report(
         &self,
         cluster: &EtcdCluster,
@@ -86,6 +87,7 @@ impl ClusterBackups {
             (
                 status.last_backup.clone(),
                 status.backup_for_changes.clone(),
+                status.backup_request.clone(),
             )
         };
         let current = cluster.status.as_ref().map(of).unwrap_or_default();

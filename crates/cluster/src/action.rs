@@ -168,6 +168,9 @@ pub enum Request {
     Delete(Reference),
     /// Writes a record to the status of the EtcdCluster.
     Record(StatusRecord),
+    /// Sets or removes the finalizer [`api::names::FINALIZER_BACKUP`] of the EtcdCluster, with the UID and the
+    /// resourceVersion as preconditions.
+    Finalizer(bool),
     /// A call to etcd's members.
     Etcd(EtcdCall),
     /// Writes a Secret of generated certificates.

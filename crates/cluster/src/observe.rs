@@ -417,6 +417,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         before_change: BeforeChange {
             record: status.before_change,
             backup: status.backup_for_changes,
+            request: status.backup_request,
             waiver: annotation(names::ANNOTATION_SKIP_BACKUP),
         },
         upkeep: Upkeep {

@@ -18,6 +18,7 @@ mod change;
 mod compared;
 mod concurrent_join;
 mod conflicts;
+mod deletion;
 pub(crate) mod diff;
 mod disks;
 mod drain;
@@ -253,10 +254,11 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         tokens: 0,
     };
     if observed.deleting {
-        let text =
-            "the EtcdCluster is being deleted; garbage collection deletes the objects that it owns";
-        draft.wait(Reason::Deleting, text, STEADY);
-        return draft.finish();
+        let (deletion, heals) = deletion::hold(build);
+        draft.join(deletion);
+        if !heals {
+            return draft.finish();
+        }
     }
     if let Some(restore) = &observed.claimed_by {
         let text = format!(
@@ -287,6 +289,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     let (hibernation, hibernates) = hibernate::hibernate(build);
     draft.join(hibernation);
     if hibernates {
+        deletion::guard(&mut draft);
         return draft.finish();
     }
     match (observed.cluster_id, &observed.intent) {
@@ -307,6 +310,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     for fault in &observed.tls.faults {
         draft.problem(fault.code.into(), fault.message.clone());
     }
+    deletion::guard(&mut draft);
     draft.finish()
 }
 

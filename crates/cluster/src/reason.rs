@@ -178,6 +178,7 @@ lists_of_reasons! {
         Compacted,
         DefragmentationBegun,
         DefragmentationFailed,
+        DeletionContinues,
         DisruptionBudgetApplied,
         DisruptionBudgetDeleted,
         DowngradeAllowed,

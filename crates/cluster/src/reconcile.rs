@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::clients::Clients;
 use crate::metrics::Metrics;
 use crate::observe::KubeSnapshot;
-use crate::outcome::{Error, turns};
+use crate::outcome::{Error, notices, turns};
 use crate::pod_deletions::PodDeletions;
 use crate::reason::Reason;
 use crate::refusals::Refusals;
@@ -146,8 +146,12 @@ impl Reconcile for ClusterOperator {
         let manager = names::MANAGER_CLUSTER;
         let written = runtime::apply::status(&api, manager, cluster, Some(&current), &status);
         match in_stage("status", written).await {
-            // If the EtcdCluster was deleted during the reconcile, no status needs to be written.
-            Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
+            // If the EtcdCluster was deleted during the reconcile, for example because its last finalizer was removed
+            // (invariant 41), no status needs to be written.
+            Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done {
+                notices: notices(&round.plan, &acted),
+                ..Done::default()
+            }),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {
                 let mut done = self.done(&round, &status, acted)?;

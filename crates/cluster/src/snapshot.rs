@@ -125,6 +125,8 @@ pub struct BeforeChange {
     pub record: Option<BeforeChangeStatus>,
     /// `status.backupForChanges`, which the backup operator reports.
     pub backup: Option<LastBackup>,
+    /// `status.backupRequest`, which the backup operator reports.
+    pub request: Option<api::cluster::BackupRequestStatus>,
     /// The value of the annotation with which a user waives the backup.
     pub waiver: Option<String>,
 }

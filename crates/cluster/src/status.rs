@@ -75,6 +75,7 @@ impl Report<'_> {
             tls: None,
             last_backup: None,
             backup_for_changes: None,
+            backup_request: None,
             ..current
         }
     }

@@ -18,6 +18,8 @@
 mod authorities;
 #[path = "model/converge.rs"]
 mod converge;
+#[path = "model/deletion.rs"]
+mod deletion;
 #[path = "model/downgrade.rs"]
 mod downgrade;
 #[path = "model/etcd.rs"]
@@ -201,6 +203,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         tls: None,
         authorities: false,
         retains: false,
+        backs_up: false,
     }
 }
 

@@ -297,8 +297,9 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
     let available = conditions::find(cluster.conditions(), &ConditionType::Available);
     let status = cluster.status.as_ref();
-    let max_backup_age = cluster.spec.max_backup_age_before(&ClusterChange::Restore);
-    let needed = max_backup_age.map(|age| cluster.spec.needed_backup(age));
+    let change = ClusterChange::Restore;
+    let max_backup_age = cluster.spec.max_backup_age_before(&change);
+    let needed = max_backup_age.map(|age| cluster.spec.needed_backup(&change, age));
     ClusterFacts {
         uid: cluster.uid().unwrap_or_default(),
         paused: cluster.spec.paused,

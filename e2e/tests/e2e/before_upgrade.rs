@@ -38,7 +38,7 @@ fn guarded(sandbox: &Sandbox, bucket: &Bucket, version: &str) -> Result<String> 
 }
 
 /// Waits until the condition has this reason and all `parts` in its message, and returns the message.
-async fn await_message(
+pub(crate) async fn await_message(
     (objects, name): (&Api<DynamicObject>, &str),
     (kind, reason): (&str, &str),
     parts: &[&str],
@@ -56,7 +56,7 @@ async fn await_message(
 }
 
 /// Runs the command in the message that waives the backup.
-async fn waive(sandbox: &Sandbox, message: &str) -> Result<()> {
+pub(crate) async fn waive(sandbox: &Sandbox, message: &str) -> Result<()> {
     let mut commands = message.split('`').skip(1).step_by(2);
     let command = commands.find(|command| command.contains("skip-backup="));
     let command = command.with_context(|| format!("no command in: {message}"))?;

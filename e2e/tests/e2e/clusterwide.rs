@@ -7,7 +7,8 @@ use e2e::{DEADLINE, Sandbox, step};
 use kube::api::DynamicObject;
 
 use crate::ambient_identity::{self, Grant};
-use crate::fixtures::{cluster, may, newest_version, root};
+use crate::deletion_backup::await_finalizer;
+use crate::fixtures::{DURABLE, cluster, may, newest_version, root};
 
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
@@ -185,6 +186,19 @@ async fn have_no_access_to_other_namespaces(
     Ok(())
 }
 
+/// The deletion of a namespace ends, although it contains a cluster whose deletion waits for a backup (invariant 41).
+/// No backup is possible, because the namespace controller deletes the pods. The operators run in another namespace.
+async fn namespace_with_waiting_deletion_is_deleted(empty: &Sandbox) -> Result<()> {
+    let plain = manifest(empty, "guarded", true)?;
+    let policy = "  deletionPolicy: BackupThenDelete\n  backup:\n    storageType: S3\n    s3: {path: \
+                  no-such-bucket/etcd}\n    backupPolicy: {schedule: \"@yearly\"}\n";
+    empty.apply(&format!("{plain}{DURABLE}{policy}")).await?;
+    empty.await_members("guarded", 1).await?;
+    await_finalizer(empty, "guarded").await?;
+    let words = ["delete", "namespace", &empty.namespace, "--timeout=300s"];
+    empty.kubectl(&words).await.map(drop)
+}
+
 async fn run_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
     let first = has_no_manager_yet(namespaced);
     step("report objects without a manager", first).await?;
@@ -198,7 +212,9 @@ async fn run_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> 
         ambient_identity::only_granted_identity_is_used(&grant, empty, "handed", namespaced);
     step("use the operators' identity", fourth).await?;
     let fifth = have_no_access_to_other_namespaces(&grant, empty, namespaced);
-    step("refuse clusters of other namespaces", fifth).await
+    step("refuse clusters of other namespaces", fifth).await?;
+    let sixth = namespace_with_waiting_deletion_is_deleted(empty);
+    step("delete a namespace", sixth).await
 }
 
 mod serial {

@@ -12,6 +12,9 @@ use kube::api::{Api, DeleteParams, ListParams};
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
+/// A backup before the deletion, for members without volumes.
+const BACKUP_WITHOUT_VOLUMES: &str = "  deletionPolicy: BackupThenDelete\n  backup:\n    storageType: S3\n    \
+    s3: {path: bucket/key}\n    backupPolicy: {schedule: \"@daily\"}\n";
 /// Chart values that install the policies without the operators and the CRDs. The CRDs are already installed.
 const WITHOUT_OPERATORS: [&str; 8] = [
     "--set",
@@ -97,6 +100,7 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
         cluster(env, "a-plain", 3)?,
         cluster_with(env, "b-protected", 3, PROTECTED)?,
         cluster(env, "c-plain", 3)?,
+        cluster_with(env, "d-backup", 3, BACKUP_WITHOUT_VOLUMES)?,
     ];
     sandbox.apply(&manifests.join("---\n")).await?;
     let target = ["etcdcluster", "b-protected"];
@@ -126,6 +130,19 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
         found.metadata.deletion_timestamp.is_none(),
         "the protected cluster is being deleted"
     );
+    Ok(())
+}
+
+/// With members without volumes, a foreground deletion would delete the data before the backup.
+async fn foreground_deletion_is_rejected(sandbox: &Sandbox) -> Result<()> {
+    let words = ["etcdcluster", "d-backup", "--dry-run=server"];
+    let foreground = [&words[..], &["--cascade=foreground"]].concat();
+    let Some(message) = rejected_deletion(sandbox, &foreground).await? else {
+        bail!("a foreground deletion that loses data was accepted");
+    };
+    ensure!(message.contains("--cascade=background"), "{message}");
+    let background = rejected_deletion(sandbox, &words).await?;
+    ensure!(background.is_none(), "{background:?}");
     Ok(())
 }
 
@@ -212,6 +229,8 @@ async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
 async fn deletion_of_protected_cluster_or_its_namespace_is_rejected() {
     bare_scenario("deletion_protected", async |sandbox| {
         step("install the policies", is_installed(sandbox)).await?;
+        let foreground = foreground_deletion_is_rejected(sandbox);
+        step("reject the foreground deletion", foreground).await?;
         step("reject the deletion", is_rejected(sandbox)).await?;
         let rejected = namespace_is_rejected(sandbox);
         step("reject the deletion of the namespace", rejected).await?;

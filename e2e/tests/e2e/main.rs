@@ -41,6 +41,7 @@ mod corrupt_member;
 mod crash_access;
 mod dashboards;
 mod defrag;
+mod deletion_backup;
 mod deletion_protected;
 mod dns_cached;
 mod dns_down;

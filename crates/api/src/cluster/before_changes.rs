@@ -1,16 +1,17 @@
-//! `spec.backup.beforeChanges`: changes that wait for a recent backup, and the last such change in the status.
+//! `spec.backup.beforeChanges` and `spec.deletionPolicy: BackupThenDelete`: changes that wait for a backup, and the
+//! last such change in the status.
 
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::EtcdClusterSpec;
+use super::{ClusterDeletionPolicy, EtcdCluster, EtcdClusterSpec};
 use crate::command;
 use crate::duration::DurationText;
-use crate::names::ANNOTATION_SKIP_BACKUP;
+use crate::names::{ANNOTATION_RESTORE, ANNOTATION_SKIP_BACKUP};
 use crate::schema::is_false;
 use crate::text::text_enum;
 
@@ -22,7 +23,7 @@ pub const DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS: u64 = 3600;
 pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 text_enum! {
-    /// A change that can wait for a recent backup.
+    /// A change that can wait for a backup.
     ClusterChange {
         /// A change of the etcd version, also a downgrade.
         Upgrade = "Upgrade",
@@ -32,7 +33,21 @@ text_enum! {
         Restore = "Restore",
         /// The removal of members after `spec.size` was reduced.
         Shrink = "Shrink",
+        /// The deletion of an EtcdCluster with `spec.deletionPolicy: BackupThenDelete`.
+        Deletion = "Deletion",
     }
+}
+
+/// The changes that `spec.backup.beforeChanges` may contain. The deletion has a field of its own.
+pub const BEFORE_CHANGES: &[&str] = &["Upgrade", "Recovery", "Restore", "Shrink"];
+
+/// The schema of `spec.backup.beforeChanges`.
+pub(super) fn change_list(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 8,
+        "items": { "type": "string", "enum": BEFORE_CHANGES },
+    })
 }
 
 /// A backup of the cluster.
@@ -55,11 +70,22 @@ pub struct LastBackup {
     pub cluster_id: Option<String>,
 }
 
-/// The last upgrade or removal of members that waited for a backup. The operator records it before the change starts.
+/// The backup that `status.beforeChange` requests, as the backup operator reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BackupRequestStatus {
+    /// Time of the request: `startTime` in `status.beforeChange`.
+    pub start_time: Time,
+    /// State of the EtcdBackup that makes the backup.
+    pub message: String,
+}
+
+/// The last upgrade, removal of members or deletion that waited for a backup. The operator records it before the change
+/// starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BeforeChangeStatus {
-    /// The kind of the change: `Upgrade` or `Shrink`.
+    /// The kind of the change: `Upgrade`, `Shrink` or `Deletion`.
     #[schemars(with = "String")]
     pub change: ClusterChange,
     /// Cluster ID at the time of the change.
@@ -67,6 +93,9 @@ pub struct BeforeChangeStatus {
     pub cluster_id: String,
     /// Time at which the change began to wait for a backup.
     pub start_time: Time,
+    /// Revision of etcd at the time of the request, for a deletion. The backup must have this revision or a later one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
     /// The backup after which the change started. Not set while the change waits, or if a user has waived the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<LastBackup>,
@@ -85,6 +114,7 @@ impl BeforeChangeStatus {
             change,
             cluster_id,
             start_time,
+            revision: None,
             backup: None,
             waived: false,
             completion_time: None,
@@ -105,6 +135,10 @@ impl BeforeChangeStatus {
 impl EtcdClusterSpec {
     /// The maximum age of the backup before this change. `None` if the change does not wait for a backup.
     pub fn max_backup_age_before(&self, change: &ClusterChange) -> Option<Duration> {
+        if *change == ClusterChange::Deletion {
+            // The backup must be newer than the request for the deletion.
+            return self.backs_up_before_deletion().then_some(Duration::ZERO);
+        }
         let backup = self.backup.as_ref()?;
         let age = backup.before_changes_max_age.as_ref();
         let default = Duration::from_secs(DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS);
@@ -112,19 +146,72 @@ impl EtcdClusterSpec {
         waits.then(|| age.and_then(DurationText::parse).unwrap_or(default))
     }
 
+    /// True if the deletion of the EtcdCluster waits for a backup.
+    pub fn backs_up_before_deletion(&self) -> bool {
+        self.deletion_policy == Some(ClusterDeletionPolicy::BackupThenDelete)
+    }
+
+    /// True if the backup operator must report the newest backup for changes.
+    pub fn has_changes_after_backup(&self) -> bool {
+        let backup = self.backup.as_ref();
+        backup.is_some_and(|backup| !backup.before_changes.is_empty())
+            || self.backs_up_before_deletion()
+    }
+
     /// The required backup as part of a sentence. `age` is its maximum age.
-    pub fn needed_backup(&self, age: Duration) -> String {
+    pub fn needed_backup(&self, change: &ClusterChange, age: Duration) -> String {
         let backup = self.backup.as_ref();
         let proven = backup.is_some_and(|backup| backup.verification.is_some());
         let proven = if proven { "proven to restore and " } else { "" };
+        if *change == ClusterChange::Deletion {
+            return format!(
+                "a backup of this cluster that is {proven}newer than the request for the deletion"
+            );
+        }
         let age = age.as_secs();
         format!("a backup of this cluster that is {proven}at most {age} s old")
     }
 
-    /// True if `spec.backup` is suspended.
-    pub fn suspends_backups(&self) -> bool {
-        let backup = self.backup.as_ref();
-        backup.is_some_and(|backup| backup.suspend || backup.backup_policy.suspend)
+    /// Why the spec prevents backups, with the remedy. `None` if the spec allows backups.
+    pub fn backup_obstacle(&self) -> Option<&'static str> {
+        let Some(backup) = &self.backup else {
+            return Some("spec.backup is not set: set spec.backup");
+        };
+        if backup.suspend || backup.backup_policy.suspend {
+            return Some(
+                "spec.backup is suspended: set suspend to false in spec.backup and its backupPolicy",
+            );
+        }
+        self.hibernate
+            .then_some("spec.hibernate is true: set spec.hibernate to false")
+    }
+}
+
+impl EtcdCluster {
+    /// True if the EtcdCluster is being deleted and needs no backup anymore: its backup is complete or waived, or the
+    /// cluster has never formed. `is_marked`: an object of a member has a cluster ID, so the cluster has formed, even
+    /// if the status has lost this ID. False while a restore has locked the EtcdCluster before its cluster has formed.
+    pub fn may_be_deleted(&self, is_marked: bool) -> bool {
+        if self.metadata.deletion_timestamp.is_none() {
+            return false;
+        }
+        let Some(status) = &self.status else {
+            return false;
+        };
+        let record = status.before_change.as_ref();
+        let annotations = self.metadata.annotations.as_ref();
+        match &status.cluster_id {
+            Some(id) => record.is_some_and(|record| {
+                record.change == ClusterChange::Deletion
+                    && record.cluster_id == *id
+                    && record.has_passed()
+            }),
+            None => {
+                !is_marked
+                    && status.bootstrap.is_some()
+                    && annotations.is_none_or(|all| !all.contains_key(ANNOTATION_RESTORE))
+            }
+        }
     }
 }
 
@@ -191,15 +278,73 @@ mod tests {
         let short = spec(r#","beforeChanges":["Shrink"],"beforeChangesMaxAge":"5m""#);
         let age = short.max_backup_age_before(&ClusterChange::Shrink);
         assert_eq!(age, Some(Duration::from_mins(5)));
-        assert!(!short.suspends_backups());
+        assert_eq!(short.backup_obstacle(), None);
         let minutes = Duration::from_mins(5);
         assert_eq!(
-            short.needed_backup(minutes),
+            short.needed_backup(&ClusterChange::Shrink, minutes),
             "a backup of this cluster that is at most 300 s old"
         );
-        let proven = spec(r#","verification":{}"#).needed_backup(minutes);
+        let proven = spec(r#","verification":{}"#);
+        let proven = proven.needed_backup(&ClusterChange::Shrink, minutes);
         assert!(proven.contains("proven to restore"), "{proven}");
-        assert!(spec(r#","suspend":true"#).suspends_backups());
+        let suspended = spec(r#","suspend":true"#).backup_obstacle();
+        assert!(suspended.is_some_and(|text| text.contains("suspend to false")));
+    }
+
+    fn being_deleted(status: &str, annotations: &str) -> EtcdCluster {
+        let text = format!(
+            r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"main",
+               "deletionTimestamp":"2026-11-27T12:00:00Z","annotations":{{{annotations}}}}},
+               "spec":{{"deletionPolicy":"BackupThenDelete"}},"status":{status}}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn deletion_waits_for_backup_whatever_before_changes_contains() {
+        let spec = being_deleted("{}", "").spec;
+        let age = spec.max_backup_age_before(&ClusterChange::Deletion);
+        assert_eq!(age, Some(Duration::ZERO));
+        assert!(spec.has_changes_after_backup() && spec.retains_volumes());
+        assert_eq!(spec.max_backup_age_before(&ClusterChange::Upgrade), None);
+        let needed = spec.needed_backup(&ClusterChange::Deletion, Duration::ZERO);
+        assert!(needed.ends_with("newer than the request for the deletion"));
+        assert!(
+            spec.backup_obstacle()
+                .is_some_and(|text| text.contains("not set"))
+        );
+        let other = EtcdClusterSpec::default();
+        assert_eq!(other.max_backup_age_before(&ClusterChange::Deletion), None);
+        assert!(!other.has_changes_after_backup());
+    }
+
+    #[test]
+    fn invariant_41_cluster_may_be_deleted_only_after_its_own_backup_or_waiver() {
+        let formed = |change: &str, id: &str, end: &str| {
+            let status = format!(
+                r#"{{"clusterID":"ab","bootstrap":{{"token":"t"}},"beforeChange":{{"change":"{change}",
+                   "clusterID":"{id}","startTime":"2026-11-27T12:00:00Z"{end}}}}}"#
+            );
+            being_deleted(&status, "").may_be_deleted(true)
+        };
+        let backup = r#","backup":{"name":"main"}"#;
+        assert!(formed("Deletion", "ab", backup));
+        assert!(formed("Deletion", "ab", r#","waived":true"#));
+        assert!(!formed("Deletion", "ab", ""), "the backup is missing");
+        assert!(!formed("Deletion", "cd", backup), "another cluster");
+        assert!(!formed("Upgrade", "ab", backup), "another change");
+        let unformed = r#"{"bootstrap":{"token":"t"}}"#;
+        assert!(being_deleted(unformed, "").may_be_deleted(false));
+        assert!(!being_deleted(unformed, "").may_be_deleted(true));
+        let lock = r#""etcd.database.coreos.com/restore":"uid""#;
+        assert!(!being_deleted(unformed, lock).may_be_deleted(false));
+        assert!(
+            !being_deleted("{}", "").may_be_deleted(false),
+            "the status is lost"
+        );
+        let mut live = being_deleted(unformed, "");
+        live.metadata.deletion_timestamp = None;
+        assert!(!live.may_be_deleted(false));
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use super::flags::{flag_of_env, refused_argument, refused_variable};
 use super::pod::PodPolicy;
 use super::{
-    BootstrapMode, ClusterChange, ClusterDeletionPolicy, EtcdCluster, EtcdClusterSpec, EtcdOptions,
-    GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy, TlsPolicy,
+    BEFORE_CHANGES, BootstrapMode, ClusterChange, ClusterDeletionPolicy, EtcdCluster,
+    EtcdClusterSpec, EtcdOptions, GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy,
+    TlsPolicy,
 };
 use crate::backup::copy_problems;
 use crate::names::{is_reserved_annotation, is_reserved_label};
@@ -138,6 +139,13 @@ fn deletion_problem(spec: &EtcdClusterSpec) -> Option<Problem> {
             "is RetainVolumes, but the members have no volumes",
             "set spec.pod.persistentVolumeClaimSpec or remove spec.deletionPolicy",
         )),
+        Some(ClusterDeletionPolicy::BackupThenDelete) if spec.backup.is_none() => {
+            Some(Problem::new(
+                FIELD,
+                "is BackupThenDelete, but no store for the backup is set",
+                "set spec.backup or remove spec.deletionPolicy",
+            ))
+        }
         _ => None,
     }
 }
@@ -320,10 +328,11 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let first = first.ok().map(StorageBlock::from);
     problems.extend(copy_problems(&backup.copy_to, "spec.backup.copyTo", first));
     let changes = backup.before_changes.iter();
-    problems.extend(changes.filter(|change| !change.is_known()).map(|change| {
-        let known = ClusterChange::KNOWN;
-        Problem::unknown("spec.backup.beforeChanges", change.as_str(), known)
-    }));
+    let others = changes.map(ClusterChange::as_str);
+    let others = others.filter(|change| !BEFORE_CHANGES.contains(change));
+    problems.extend(
+        others.map(|change| Problem::unknown("spec.backup.beforeChanges", change, BEFORE_CHANGES)),
+    );
     let age = backup.before_changes_max_age.as_ref();
     let field = "spec.backup.beforeChangesMaxAge";
     problems.extend(Problem::invalid_duration(field, age));

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TYPED_FLAGS;
-use super::before_changes::ClusterChange;
+use super::before_changes::{ClusterChange, change_list};
 use crate::backup::{BackupCopy, BackupPolicy, Compression, Encryption, Verification};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
@@ -54,12 +54,14 @@ text_enum! {
 }
 
 text_enum! {
-    /// What happens to the volumes of the members when their EtcdCluster is deleted.
+    /// What happens to the data of the members when their EtcdCluster is deleted.
     ClusterDeletionPolicy {
         /// Kubernetes deletes the volumes.
         Delete = "Delete",
         /// The volumes stay. A new EtcdCluster of the same name continues the cluster.
         RetainVolumes = "RetainVolumes",
+        /// Kubernetes deletes the volumes after a backup with the settings of `spec.backup`.
+        BackupThenDelete = "BackupThenDelete",
     }
 }
 
@@ -366,7 +368,7 @@ pub struct ClusterBackup {
     /// change waits. Before an upgrade or a removal of members, the operator requests a backup. A recovery and a
     /// restore in place need an existing backup.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 8))]
+    #[schemars(schema_with = "change_list")]
     pub before_changes: Vec<ClusterChange>,
     /// Maximum age of the backup before a change, such as `15m`. The default is `1h`. The age is the time from the
     /// completion of the backup to the change or, for a recovery, to the loss of the quorum.

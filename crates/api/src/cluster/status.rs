@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::before_changes::{BeforeChangeStatus, LastBackup};
+use super::before_changes::{BackupRequestStatus, BeforeChangeStatus, LastBackup};
 use super::peers::PeerStage;
 use super::tls::{TlsPolicy, peers_of};
 use super::upkeep::{AlarmStatus, DefragmentationStatus};
@@ -132,8 +132,8 @@ pub struct EtcdClusterStatus {
     /// The Raft log before an upgrade to etcd 3.7. The operator records it before it appends entries to the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raft_log: Option<RaftLogStatus>,
-    /// The last upgrade or removal of members that waited for a backup. The operator records it before the change
-    /// starts.
+    /// The last upgrade, removal of members or deletion that waited for a backup. The operator records it before the
+    /// change starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before_change: Option<BeforeChangeStatus>,
     /// The TLS settings of the members. During a switch of TLS, they differ from `spec.TLS`.
@@ -180,10 +180,15 @@ pub struct EtcdClusterStatus {
     /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
-    /// The newest backup that counts for `spec.backup.beforeChanges`: complete, of this cluster ID, and in the status
-    /// of an EtcdBackup. With `spec.backup.verification`, it must also be verified.
+    /// The newest backup that counts for `spec.backup.beforeChanges` and for `spec.deletionPolicy: BackupThenDelete`:
+    /// complete, of this cluster ID, and in the status of an EtcdBackup. With `spec.backup.verification`, it must also
+    /// be verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_for_changes: Option<LastBackup>,
+    /// The state of the backup that `beforeChange` requests, as the backup operator reports it. Not set if no change
+    /// waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_request: Option<BackupRequestStatus>,
     /// Conditions, one of each type.
     #[serde(
         default,

@@ -74,6 +74,12 @@ impl ExecuteContext<'_> {
             Request::Resize(resize) => self.resize(resize).await,
             Request::Delete(reference) => self.delete(reference).await,
             Request::Record(record) => self.record(record).await,
+            Request::Finalizer(set) => {
+                let (api, finalizer) = (self.api::<EtcdCluster>(), [names::FINALIZER_BACKUP]);
+                let manager = names::MANAGER_CLUSTER;
+                apply::set_finalizers(&api, manager, self.cluster, &finalizer, *set).await?;
+                Ok(None)
+            }
             Request::Etcd(call) => self.call(call, via, &action.text).await.map(|()| None),
             Request::Certificate(write) => self.certificate(write).await,
             Request::Passwords(write) => self.passwords(*write).await,

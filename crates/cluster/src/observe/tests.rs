@@ -284,7 +284,11 @@ fn invariant_35_retained_pvc_must_have_no_owner() {
         assert!(observed.strangers.is_empty());
         observed.disks[MEMBER].clone()
     };
-    for (policy, has_owner) in [("Delete", true), ("RetainVolumes", false)] {
+    for (policy, has_owner) in [
+        ("Delete", true),
+        ("RetainVolumes", false),
+        ("BackupThenDelete", false),
+    ] {
         assert!(disk(policy, has_owner).owned, "{policy}");
         assert!(!disk(policy, !has_owner).owned, "{policy}");
     }

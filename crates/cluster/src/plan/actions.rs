@@ -160,6 +160,11 @@ pub(crate) fn forget_passwords() -> Action {
     )
 }
 
+/// Sets or removes the finalizer that holds the deletion of the EtcdCluster (invariant 41).
+pub(crate) fn set_finalizer(set: bool, text: &str, event: Event) -> Action {
+    action("before-set-finalizer", event, text, Request::Finalizer(set))
+}
+
 /// Changes one Secret of generated certificates.
 pub(crate) fn certificate(write: Certificate) -> Action {
     use Certificate as C;

@@ -6,6 +6,10 @@
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
 //! change that has started continues with the recorded backup.
 //!
+//! Invariant 41: the deletion of an EtcdCluster with `deletionPolicy: BackupThenDelete` waits in the same way. While it
+//! waits, no other change starts, because its record would replace the record of the deletion. The backup must be newer
+//! than the deletion, and must contain the revision that etcd had when the operator recorded the request.
+//!
 //! Before a recovery, the operator requests no backup, because the request would replace the record of a started
 //! upgrade, which continues if the quorum returns. A user can back up a member that still runs.
 
@@ -21,7 +25,7 @@ use kube::ResourceExt;
 
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Observed};
+use crate::snapshot::{Desired, Observed, Seen};
 
 /// The record of an unfinished change of this kind. Ignores the record of a cluster that was replaced.
 fn current<'a>(observed: &'a Observed, change: &ClusterChange) -> Option<&'a BeforeChangeStatus> {
@@ -50,19 +54,36 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     if has_passed(desired, observed, change) {
         return true;
     }
+    let is_deletion = *change == ClusterChange::Deletion;
+    if observed.deleting && !is_deletion {
+        return false;
+    }
+    // Without a quorum, a member can send a snapshot that lacks acknowledged writes.
+    let may_ask =
+        !is_deletion || matches!(&observed.members, Seen::Known(list) if list.cluster_id == id);
     let id = id.to_string();
     // `now` is reduced to whole seconds, because Kubernetes stores times without fractions of a second.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let known = current(observed, change);
-    let new = || BeforeChangeStatus::waiting(change.clone(), id.clone(), Time(now));
+    let is_asked = may_ask || known.is_some();
+    let deleted = desired.object.metadata.deletion_timestamp.as_ref();
+    let begin = deleted.filter(|_| is_deletion).map_or(now, |time| time.0);
+    let revision = observed.answers().map(|(_, status)| status.revision).max();
+    let new = || BeforeChangeStatus {
+        revision: revision.filter(|_| is_deletion),
+        ..BeforeChangeStatus::waiting(change.clone(), id.clone(), Time(begin))
+    };
     let record = known.cloned().unwrap_or_else(new);
     let requested = record.start_time.0;
     // A backup made after `requested` counts even if it is older than `age`, because verification may take long.
     let since = earliest_backup(now, age).min(requested);
-    let backup = observed.before_change.backup.as_ref();
-    let backup = backup.filter(|backup| backup.covers(&id, since, now));
+    let found = observed.before_change.backup.as_ref();
+    let found = found.filter(|backup| backup.covers(&id, since, now));
+    // Invariant 41: a backup that was running at the time of the request may lack the newest writes.
+    let backup = found.filter(|backup| is_asked && backup.revision >= record.revision);
     let waiver = backup_waiver(change, requested);
-    let is_waived = known.is_some() && observed.before_change.waiver.as_ref() == Some(&waiver);
+    let is_waived =
+        (known.is_some() || is_deletion) && observed.before_change.waiver.as_ref() == Some(&waiver);
     if backup.is_some() || is_waived {
         let passed = BeforeChangeStatus {
             backup: backup.cloned(),
@@ -72,22 +93,35 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
         draft.add(draft.build.record_before_change(Some(&passed)));
         return false;
     }
-    if known.is_none() {
-        draft.add(draft.build.record_before_change(Some(&record)));
+    // The next request must be later than this backup. Otherwise, this backup would satisfy it too.
+    let time = found.and_then(|found| found.time.as_ref());
+    let lacks_writes = time.is_some_and(|time| time.0 < now);
+    if may_ask && (known.is_none() || lacks_writes) {
+        let start_time = Time(if known.is_some() { now } else { requested });
+        let asked = BeforeChangeStatus {
+            start_time,
+            ..record
+        };
+        draft.add(draft.build.record_before_change(Some(&asked)));
     }
-    let needed = format!("{what} needs {}", desired.object.spec.needed_backup(age));
+    let spec = &desired.object.spec;
+    let needed = format!("{what} needs {}", spec.needed_backup(change, age));
     let waive = how_to_waive_backup("etcdcluster", &desired.object.metadata, &waiver);
-    if desired.object.spec.suspends_backups() {
-        let text = format!(
-            "{needed}, but spec.backup is suspended: set suspend to false in spec.backup and its backupPolicy. {waive}"
-        );
+    if let Some(obstacle) = spec.backup_obstacle() {
+        let text = format!("{needed}, but {obstacle}. {waive}");
         draft.problem(Reason::NoRecentBackup, text);
-    } else {
-        let name = desired.object.name_any();
-        let text =
-            format!("{needed}; one was requested at {requested} (EtcdBackup {name}). {waive}");
-        draft.wait(Reason::AwaitingBackup, text, STEADY);
+        return false;
     }
+    let name = desired.object.name_any();
+    let asked = format!("one was requested at {requested} (EtcdBackup {name})");
+    let report = observed.before_change.request.as_ref();
+    let state = match report.filter(|report| report.start_time.0 == requested) {
+        Some(report) => format!("{asked}. The backup operator reports: {}", report.message),
+        None if is_asked => format!("{asked}. No report yet: check that the backup operator runs"),
+        None => "none was requested, because no quorum of the members answers".to_owned(),
+    };
+    let text = format!("{needed}; {state}. {waive}");
+    draft.wait(Reason::AwaitingBackup, text, STEADY);
     false
 }
 
@@ -126,7 +160,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     }
     let object = &desired.object;
-    let needed = object.spec.needed_backup(age);
+    let needed = object.spec.needed_backup(&change, age);
     let make = command::backup(&object.namespace().unwrap_or_default(), &object.name_any());
     let waive = how_to_waive_backup("etcdcluster", &object.metadata, &waiver);
     let text = format!(

@@ -26,7 +26,7 @@ pub(super) fn blind<'a>(
     let (desired, observed, _) = build.inputs();
     let (intent, cluster_id) = identity;
     let mut draft = Draft::new(build);
-    draft.join(own(build, identity));
+    draft.join(own(build, intent, Some(cluster_id)));
     let all = observed.pods.keys().chain(observed.disks.keys());
     let initial: BTreeSet<String> = all
         .filter(|name| is_ours(observed, intent, name))
@@ -95,7 +95,11 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
 }
 
 /// Adopts the objects that a deleted EtcdCluster has left, if they have the token of this cluster.
-pub(super) fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
+pub(super) fn own<'a>(
+    build: Builder<'a>,
+    intent: &Intent,
+    cluster_id: Option<ClusterId>,
+) -> Draft<'a> {
     let observed = build.observed;
     let mut draft = Draft::new(build);
     let label = |name: &str, uid: &str| Label {
@@ -103,7 +107,7 @@ pub(super) fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, Cluste
         uid: uid.to_owned(),
         role: None,
         token: intent.token.clone(),
-        cluster_id: Some(cluster_id),
+        cluster_id,
         retention: None,
     };
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);

@@ -1,10 +1,11 @@
 //! The spec in effect: the user's spec with the TLS settings that the members use at present, and with the data of the
-//! TLS Secrets.
+//! TLS Secrets. After the backup before the deletion, `deletionPolicy` is `Delete` (invariant 41).
 //!
 //! A user may change `spec.TLS` in one step, but the members change in several steps (invariant 23).
 
 use api::EtcdCluster;
-use api::cluster::TlsPolicy;
+use api::cluster::{ClusterDeletionPolicy, TlsPolicy};
+use api::names::ANNOTATION_CLUSTER_ID;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use member::tls::{ClusterTls, Fault, FaultKind};
@@ -32,6 +33,13 @@ impl Effective {
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
+        let pods = objects.pods.iter().map(ResourceExt::annotations);
+        let claims = objects.claims.iter().map(ResourceExt::annotations);
+        let mut notes = pods.chain(claims);
+        let is_marked = notes.any(|notes| notes.contains_key(ANNOTATION_CLUSTER_ID));
+        if cluster.spec.backs_up_before_deletion() && cluster.may_be_deleted(is_marked) {
+            cluster.spec.deletion_policy = Some(ClusterDeletionPolicy::Delete);
+        }
         if let Some(next) = &mut rollout.next {
             next.faults = faults(&cluster, &objects.next_tls, next.to.as_ref(), now);
         }
@@ -73,7 +81,10 @@ fn faults(
 
 #[cfg(test)]
 mod tests {
-    use api::cluster::{PeerStage, TlsStatus};
+    use api::cluster::{
+        BeforeChangeStatus, ClusterChange, EtcdClusterStatus, PeerStage, TlsStatus,
+    };
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
     use crate::observe::tests::made_durable;
@@ -100,6 +111,29 @@ mod tests {
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
         let next = effective.tls_rollout().next.as_ref().unwrap();
         assert_eq!(TlsMode::of(next.to.as_ref()).peers, PeerStage::PlainAndTls);
+    }
+
+    #[test]
+    fn invariant_41_policy_in_effect_is_delete_only_after_backup_or_waiver() {
+        let (mut objects, _) = effective(PEERS, None);
+        let begin = Time(Timestamp::UNIX_EPOCH);
+        let cluster = &mut objects.cluster;
+        cluster.spec.deletion_policy = Some(ClusterDeletionPolicy::BackupThenDelete);
+        cluster.metadata.deletion_timestamp = Some(begin.clone());
+        for waived in [false, true] {
+            let change = ClusterChange::Deletion;
+            let record = BeforeChangeStatus {
+                waived,
+                ..BeforeChangeStatus::waiting(change, "ab".to_owned(), begin.clone())
+            };
+            objects.cluster.status = Some(EtcdClusterStatus {
+                cluster_id: Some("ab".to_owned()),
+                before_change: Some(record),
+                ..EtcdClusterStatus::default()
+            });
+            let effective = Effective::of(&objects, Timestamp::UNIX_EPOCH);
+            assert_eq!(effective.cluster().spec.retains_volumes(), !waived);
+        }
     }
 
     #[test]

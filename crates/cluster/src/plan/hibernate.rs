@@ -54,10 +54,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     // Invariant 35: `own` removes the owners of the PVCs, because the deletion policy may have changed.
-    if let Some(cluster_id) = observed.cluster_id
-        && desired.object.spec.retains_volumes()
-    {
-        draft.join(blind::own(build, (intent, cluster_id)));
+    if desired.object.spec.retains_volumes() {
+        draft.join(blind::own(build, intent, observed.cluster_id));
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));

@@ -4,6 +4,7 @@ mod actions;
 mod adoption;
 mod backed_up;
 mod by_hand;
+mod deletion;
 mod disks;
 mod drain;
 mod fate;

@@ -68,8 +68,14 @@ impl Run {
 
     /// True if the cluster has converged, or if the operator reports why it cannot converge.
     fn rests(&mut self, plan: &Plan) -> bool {
-        if !self.world.late.is_empty() || self.world.deleting {
+        if !self.world.late.is_empty() {
             return false;
+        }
+        if self.world.deleting {
+            // Invariant 41: without a quorum, the deletion waits for a person.
+            let mut waits = plan.waiting_for.iter();
+            let waits = waits.any(|wait| wait.reason == Reason::AwaitingBackup);
+            return self.world.guarded && waits && !self.world.can_come_back();
         }
         if self.is_converged() {
             return true;

@@ -34,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) authorities: bool,
     /// True if the volumes stay when the EtcdCluster is deleted. Only the module `retained` sets this field.
     pub(crate) retains: bool,
+    /// True if the deletion of the EtcdCluster waits for a backup. Only the module `deletion` sets this field.
+    pub(crate) backs_up: bool,
 }
 
 /// An event. Its numbers choose among the objects that exist when the event happens.
@@ -264,6 +266,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         tls: None,
         authorities: false,
         retains: false,
+        backs_up: false,
     }
 }
 

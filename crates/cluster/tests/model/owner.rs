@@ -10,7 +10,7 @@ use crate::event::Event;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
-use crate::world::{Power, World, tell};
+use crate::world::{Power, World, WorldDisk, tell};
 use crate::write::Answer;
 use crate::writes::Plan;
 
@@ -88,10 +88,14 @@ impl World {
         if self.setup.retains && !self.can_be_recreated() {
             return;
         }
+        // In a run with backups, the user deletes an EtcdCluster only after it has its finalizer, and only once.
+        if self.setup.backs_up && (self.deleting || !self.guarded) {
+            return;
+        }
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
             return;
         }
-        self.deleting = true;
+        (self.deleting, self.deleted_at) = (true, self.now);
         self.object_version += 1;
         tell!(
             self,
@@ -102,7 +106,7 @@ impl World {
     /// The garbage collector deletes the children of a deleted EtcdCluster one by one. Afterwards, a user creates a
     /// new EtcdCluster of the same name.
     pub(crate) fn collect_garbage(&mut self) {
-        if !self.deleting || self.api_is_away() {
+        if !self.deleting || self.guarded || self.api_is_away() {
             return;
         }
         if let Some(pod) = self.pods.values_mut().find(|pod| pod.ends_in.is_none()) {
@@ -112,14 +116,16 @@ impl World {
         if let Some(name) = self.services.keys().next().cloned() {
             self.services.remove(&name);
         }
-        let retains = self.setup.retains;
+        let (retains, backs_up) = (self.setup.retains, self.setup.backs_up);
         for disk in self.disks.values_mut() {
-            disk.terminating |= !retains;
+            let is_retained = retains || (backs_up && !self.adopted.contains(&disk.uid));
+            disk.terminating |= !is_retained;
         }
         let pods = &self.pods;
         self.disks
             .retain(|name, disk| pods.contains_key(name) || !disk.terminating);
-        let is_deleted = self.disks.is_empty() || retains;
+        let is_over = |disk: &WorldDisk| retains || (backs_up && !disk.terminating);
+        let is_deleted = self.disks.values().all(is_over);
         if self.pods.is_empty() && is_deleted && self.services.is_empty() {
             self.be_born_again();
         }
@@ -137,6 +143,12 @@ impl World {
         // No late write can reach the new EtcdCluster, because an operator process drops a plan after ten seconds. The
         // garbage collector also deletes the objects of the deleted EtcdCluster.
         self.late.clear();
+        if self.setup.backs_up {
+            // Volumes of earlier clusters have no owner, so a user deletes them.
+            self.disks.clear();
+            self.adopted.clear();
+            self.wishes.before_change = None;
+        }
         if self.setup.retains {
             // No acknowledged write may be lost, because the data stays on the retained volumes.
             self.forget(false);
@@ -218,7 +230,9 @@ impl World {
     /// world changed during the observation (not `atomic`), the operator may count a member as lost for another reason.
     /// The check then covers only members that the operator has seen serving.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
-        let still = observed.deleting || self.wishes.paused;
+        // Invariant 41: the operator keeps the members running for the backup before the deletion.
+        let is_held = observed.deleting && self.setup.backs_up;
+        let still = !is_held && (observed.deleting || self.wishes.paused);
         demand!(
             self,
             !still || plan.step.is_empty(),

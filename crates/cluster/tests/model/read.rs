@@ -59,12 +59,14 @@ impl World {
         pods: BTreeMap<String, Pod>,
         etcd: &Self,
     ) -> Observed {
+        let may_be_deleted = self.may_be_deleted();
         let disks = self.disks.iter().map(|(name, disk)| {
+            let has_owner = !may_be_deleted || self.adopted.contains(&disk.uid);
             let seen = Disk {
                 resource_version: disk.version.to_string(),
                 removal: disk.removal,
                 uid: disk.uid.to_string(),
-                owned: disk.owned,
+                owned: disk.owned && has_owner,
                 token: disk.marked.then(|| disk.token.clone()),
                 cluster_id: disk.cluster_id,
                 version: Some(self.setup.version.to_owned()),

@@ -76,6 +76,10 @@ impl Reader<'_> {
             Request::Resize(resize) => resized(resize),
             Request::Delete(reference) => deleted(reference),
             Request::Record(record) => self.recorded(record, point),
+            Request::Finalizer(set) => Write::SetFinalizer {
+                set: *set,
+                over: self.observed.resource_version.clone(),
+            },
             Request::Etcd(call) => self.called(call),
             Request::Certificate(write) => Write::Certificate(write.clone()),
             Request::Passwords(Passwords::Record { others }) => {

@@ -246,12 +246,14 @@ impl World {
         let backup = requested.map(|(record, id)| LastBackup {
             name: "db".to_owned(),
             time: Some(record.start_time.clone()),
+            revision: record.revision,
             cluster_id: Some(id.clone()),
             ..LastBackup::default()
         });
         BeforeChange {
             backup,
             record,
+            request: None,
             waiver: None,
         }
     }

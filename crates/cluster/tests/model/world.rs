@@ -217,6 +217,12 @@ pub(crate) struct World {
     pub(crate) named_before: BTreeSet<String>,
     /// True if the EtcdCluster is being deleted.
     pub(crate) deleting: bool,
+    /// The time of the request for the deletion.
+    pub(crate) deleted_at: u64,
+    /// True if the EtcdCluster has the finalizer that holds its deletion.
+    pub(crate) guarded: bool,
+    /// The UIDs of the PVCs that got an owner after the backup before the deletion.
+    pub(crate) adopted: BTreeSet<u64>,
     /// How many EtcdClusters of this name were deleted.
     pub(crate) lives: u64,
     pub(crate) late: Vec<Late>,
@@ -271,10 +277,10 @@ fn object(setup: &Setup) -> EtcdCluster {
     };
     let backup = json!({ "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },
         "beforeChanges": ["Upgrade", "Shrink"] });
-    let policy = if setup.retains {
-        "RetainVolumes"
-    } else {
-        "Delete"
+    let policy = match (setup.retains, setup.backs_up) {
+        (true, _) => "RetainVolumes",
+        (_, true) => "BackupThenDelete",
+        _ => "Delete",
     };
     let spec = json!({ "size": setup.size, "deletionPolicy": policy, "version": setup.version,
         "repository": "etcd", "pod": pod,
@@ -321,6 +327,9 @@ impl World {
             others: None,
             named_before: BTreeSet::new(),
             deleting: false,
+            deleted_at: 0,
+            guarded: false,
+            adopted: BTreeSet::new(),
             lives: 0,
             late: Vec::new(),
             counter: 0,
@@ -392,7 +401,7 @@ impl World {
             access: cluster::access::AccessRule::default(),
             invalid: None,
             refused: None,
-            object: self.object.clone(),
+            object: self.object_in_effect(),
             operators: Operators::default(),
         }
     }

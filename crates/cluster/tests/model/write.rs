@@ -95,6 +95,7 @@ impl World {
                 self.write_certificate(write)
             }
             Write::RecordTls { record, over } => self.record_tls(record, over),
+            Write::SetFinalizer { set, over } => self.set_finalizer(*set, over),
             Write::RecordDefragmentation { .. }
             | Write::RecordRaftLog { .. }
             | Write::RecordBeforeChange { .. }
@@ -129,11 +130,15 @@ impl World {
                 Answer::Done(None)
             }
             Write::LabelDisk(label) => {
+                let may_be_deleted = self.may_be_deleted();
                 let disk = self.disks.get_mut(&label.member);
                 let Some(disk) = disk.filter(|disk| disk.uid.to_string() == label.uid) else {
                     return Answer::Failed;
                 };
                 (disk.cluster_id, disk.owned, disk.marked) = (label.cluster_id, true, true);
+                if may_be_deleted {
+                    self.adopted.insert(disk.uid);
+                }
                 if let Some(retention) = &label.retention {
                     disk.retention.clone_from(retention);
                 }

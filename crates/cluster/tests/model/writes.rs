@@ -170,6 +170,11 @@ pub(crate) enum Write {
         record: Option<BeforeChangeStatus>,
         over: String,
     },
+    /// Sets or removes the finalizer that holds the deletion of the EtcdCluster.
+    SetFinalizer {
+        set: bool,
+        over: String,
+    },
     Defragment {
         member: String,
         recorded: Timestamp,

@@ -71,6 +71,16 @@ fn retained_volumes_require_members_with_volumes() {
 }
 
 #[test]
+fn backup_before_deletion_requires_spec_backup() {
+    let problems = |text: &str| validate(&cluster(serde_json::from_str(text).unwrap()));
+    let bare = problems(r#"{"deletionPolicy":"BackupThenDelete"}"#);
+    assert_eq!(fields(&bare), ["spec.deletionPolicy"]);
+    let complete = r#"{"deletionPolicy":"BackupThenDelete","backup":{"storageType":"S3",
+        "s3":{"path":"b/k"},"backupPolicy":{"schedule":"@daily"}}}"#;
+    assert_eq!(problems(complete), []);
+}
+
+#[test]
 fn image_needs_digest_and_excludes_repository() {
     let problems = |more: &str| {
         let spec: EtcdClusterSpec = serde_json::from_str(&format!("{{{more}}}")).unwrap();
@@ -134,6 +144,8 @@ fn unknown_change_or_invalid_backup_age_is_rejected() {
     let unknown = problems(r#""beforeChanges":["Upgrade","Reboot"]"#);
     assert_eq!(fields(&unknown), ["spec.backup.beforeChanges"]);
     assert!(unknown[0].remedy.contains("Shrink"), "{unknown:?}");
+    let deletion = problems(r#""beforeChanges":["Deletion"]"#);
+    assert_eq!(fields(&deletion), ["spec.backup.beforeChanges"]);
     let field = ["spec.backup.beforeChangesMaxAge"];
     let text = r#""beforeChanges":["Upgrade"],"beforeChangesMaxAge":"1d""#;
     assert_eq!(fields(&problems(text)), field);

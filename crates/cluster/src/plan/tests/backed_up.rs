@@ -22,12 +22,12 @@ impl Scene {
     }
 
     /// Adds the backup operator's report of a backup that was complete at this Unix time.
-    fn backed_up(mut self, seconds: i64) -> Self {
+    pub(super) fn backed_up(mut self, seconds: i64) -> Self {
         self.observed.before_change.backup = Some(backup(CLUSTER.to_string(), seconds));
         self
     }
 
-    fn recorded(
+    pub(super) fn recorded(
         mut self,
         change: ClusterChange,
         mend: impl FnOnce(&mut BeforeChangeStatus),
@@ -38,13 +38,13 @@ impl Scene {
         self
     }
 
-    fn waived(mut self, waiver: &str) -> Self {
+    pub(super) fn waived(mut self, waiver: &str) -> Self {
         self.observed.before_change.waiver = Some(waiver.to_owned());
         self
     }
 
     /// The record that the plan writes.
-    fn record_written(&self) -> Option<BeforeChangeStatus> {
+    pub(super) fn record_written(&self) -> Option<BeforeChangeStatus> {
         self.writes().into_iter().find_map(|write| match write {
             Write::RecordBeforeChange { record, over } => {
                 assert_eq!(over, self.observed.resource_version);
@@ -71,6 +71,7 @@ fn waiting(change: ClusterChange) -> BeforeChangeStatus {
         change,
         cluster_id: CLUSTER.to_string(),
         start_time: Time(at(990)),
+        revision: None,
         backup: None,
         waived: false,
         completion_time: None,
