@@ -30,6 +30,21 @@ pub async fn ready(
     scope: &Scope,
     readiness: &Readiness,
 ) {
+    available(client, kind, create, scope, |waiting| {
+        readiness.waiting_for(waiting);
+    })
+    .await;
+}
+
+/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
+/// meanwhile. Calls `report` with the reason for each wait.
+pub async fn available(
+    client: &Client,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+    report: impl Fn(&str),
+) {
     let mut logged = String::new();
     loop {
         let rejected = match create {
@@ -45,7 +60,7 @@ pub async fn ready(
         if let Some(rejected) = rejected {
             waiting = format!("{waiting} (--create-crd failed: {rejected})");
         }
-        readiness.waiting_for(&waiting);
+        report(&waiting);
         if waiting != logged {
             warn!("waiting for {waiting}");
             logged = waiting;
