@@ -1,9 +1,9 @@
 //! The connections of a mirror to its source and its destination.
 
-use api::EtcdMirror;
 use api::cluster::EtcdOptions;
 use api::mirror::validate;
 use api::problem::{Problem, summary};
+use api::{EtcdCluster, EtcdMirror};
 use etcd::{Access, ClusterId};
 use kube::{Client, ResourceExt};
 use runtime::endpoints::{EndpointGrants, EndpointRule};
@@ -73,7 +73,7 @@ pub(crate) async fn read(
 ) -> Result<Ends, Trouble> {
     let namespace = mirror.namespace().unwrap_or_default();
     let source = Box::pin(source(client, mirror, &grants.of(&namespace))).await?;
-    let Some((destination, options)) = Box::pin(destination(client, mirror)).await? else {
+    let Some(cluster) = destination_cluster(client, mirror).await? else {
         let name = &mirror.spec.destination.etcd_cluster.name;
         return Err(Trouble::new(
             Reason::ClusterMissing,
@@ -82,11 +82,13 @@ pub(crate) async fn read(
             ),
         ));
     };
+    let destination = of_cluster(client, &cluster, Reason::DestinationUnreachable);
+    let destination = Box::pin(destination).await?;
     let annotations = mirror.annotations();
     Ok(Ends {
         source,
         destination,
-        limits: limits(options.as_ref()),
+        limits: limits(cluster.spec.etcd.as_ref()),
         accepted: annotations
             .get(api::names::ANNOTATION_ACCEPT_SOURCE)
             .cloned(),
@@ -104,16 +106,8 @@ async fn source(client: &Client, mirror: &EtcdMirror, rule: &EndpointRule) -> Re
     let spec = &mirror.spec.source;
     if let Some(reference) = &spec.etcd_cluster {
         let field = "spec.source.etcdCluster.name";
-        let found = members::found(client, &namespace, &reference.name, field).await;
-        let Some(cluster) = found.map_err(trouble)? else {
-            let name = &reference.name;
-            return Err(Trouble::new(
-                Reason::ClusterMissing,
-                format!(
-                    "{field}: there is no EtcdCluster {name} in this namespace: create it or correct the name"
-                ),
-            ));
-        };
+        let found = members::cluster(client, &namespace, &reference.name, field).await;
+        let cluster = found.map_err(trouble)?;
         return of_cluster(client, &cluster, Reason::SourceUnreachable).await;
     }
     let field = "spec.source.etcdEndpoints";
@@ -155,27 +149,36 @@ async fn source(client: &Client, mirror: &EtcdMirror, rule: &EndpointRule) -> Re
     Ok(end)
 }
 
-/// Reads the connection to the destination. `None` if its EtcdCluster does not exist.
-pub(crate) async fn destination(
+/// Reads the connection to the destination of a deleted mirror. `None` if its EtcdCluster does not exist or has never
+/// formed, so that it contains no checkpoint.
+pub(crate) async fn released(client: &Client, mirror: &EtcdMirror) -> Result<Option<End>, Trouble> {
+    let Some(cluster) = destination_cluster(client, mirror).await? else {
+        return Ok(None);
+    };
+    let status = cluster.status.as_ref();
+    if status.is_none_or(|status| status.cluster_id.is_none()) {
+        return Ok(None);
+    }
+    let end = of_cluster(client, &cluster, Reason::DestinationUnreachable).await?;
+    Ok(Some(end))
+}
+
+async fn destination_cluster(
     client: &Client,
     mirror: &EtcdMirror,
-) -> Result<Option<(End, Option<EtcdOptions>)>, Trouble> {
+) -> Result<Option<EtcdCluster>, Trouble> {
     let namespace = mirror.namespace().unwrap_or_default();
     let name = &mirror.spec.destination.etcd_cluster.name;
     let field = "spec.destination.etcdCluster.name";
     let found = members::found(client, &namespace, name, field).await;
-    let Some(cluster) = found.map_err(trouble)? else {
-        return Ok(None);
-    };
-    let end = of_cluster(client, &cluster, Reason::DestinationUnreachable).await?;
-    Ok(Some((end, cluster.spec.etcd)))
+    found.map_err(trouble)
 }
 
 /// The connection to the pods of an EtcdCluster. The operator uses the addresses of pods in every namespace, because
 /// users can change the Services of their namespace (invariant 28).
 async fn of_cluster(
     client: &Client,
-    cluster: &api::EtcdCluster,
+    cluster: &EtcdCluster,
     reason: Reason,
 ) -> Result<End, Trouble> {
     let namespace = cluster.namespace().unwrap_or_default();

@@ -159,8 +159,7 @@ impl ReconcileContext {
 
     /// Deletes the checkpoint. Returns the last checkpoint, or `None` if there is none.
     async fn release(&self, mirror: &EtcdMirror, uid: &str) -> Result<Option<Checkpoint>, Trouble> {
-        let Some((destination, _)) = ends::destination(&self.client, mirror).await? else {
-            // The EtcdCluster was deleted with its checkpoint.
+        let Some(destination) = ends::released(&self.client, mirror).await? else {
             return Ok(None);
         };
         let released = release(&destination, uid).await;
