@@ -214,7 +214,7 @@ pub struct MirrorLag {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorCopy {
-    /// Why all keys are copied: `Initial`, `Compacted` or `SourceReplaced`.
+    /// Why all keys are copied: `Initial`, `Compacted`, `SourceReplaced` or `OutOfOrder`.
     pub reason: String,
     /// Whether the copy is complete.
     #[serde(default)]

@@ -16,7 +16,7 @@ use crate::progress::Monitor;
 /// Maximum pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Number of attempts to delete a checkpoint that changes meanwhile, because a late transaction is applied.
+/// Number of attempts to delete a checkpoint that changes meanwhile, because a delayed transaction is applied.
 const RELEASES: usize = 5;
 
 /// The task of one mirror.

@@ -1,4 +1,4 @@
-//! A model of two processes of one mirror, as after a late change of the leader. Each process crashes between any two
+//! A model of two processes of one mirror, as after a change of the leader. Each process crashes between any two
 //! steps. A transaction can get lost, lose its answer, or be applied later.
 
 use std::collections::VecDeque;
@@ -336,10 +336,10 @@ fn invariant_42_destination_equals_source_at_checkpoint() {
     assert!(splits > 50, "{splits}");
 }
 
-/// Invariant 42: after a promotion has deleted the checkpoint, no late transaction of the mirror changes the
+/// Invariant 42: after a promotion has deleted the checkpoint, no delayed transaction of the mirror changes the
 /// destination.
 #[test]
-fn invariant_42_late_transactions_have_no_effect_after_promotion() {
+fn invariant_42_delayed_transactions_have_no_effect_after_promotion() {
     let mut delayed = 0;
     for seed in 0..50 {
         let mut model = Model::new(seed);

@@ -56,9 +56,9 @@ async fn invariant_42_foreign_and_overlapping_keys_are_refused() {
     await_trouble(&below, Reason::Conflict, "test/first").await;
     let all = lab.mirror("all", ("", ""));
     await_trouble(&all, Reason::Conflict, "test/first").await;
-    let beside = lab.mirror("beside", ("k/", "copy2/"));
+    let adjacent = lab.mirror("adjacent", ("k/", "copy2/"));
     lab.await_equal(("k/", "copy2/")).await;
-    for mirror in [refused, first, same, below, all, beside] {
+    for mirror in [refused, first, same, below, all, adjacent] {
         mirror.stop().await;
     }
     let kept = keys_below(&lab.destination, "used/").await;
