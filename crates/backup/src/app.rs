@@ -108,7 +108,7 @@ pub struct Settings {
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     pub operator_image: Option<String>,
     #[command(flatten)]
-    pub(crate) mirrors: mirror::app::Settings,
+    pub(crate) mirrors: mirror::app::MirrorSettings,
 }
 
 impl Settings {

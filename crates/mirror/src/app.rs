@@ -22,14 +22,14 @@ use crate::tasks::Tasks;
 
 /// Settings of an administrator for all EtcdMirrors.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Settings {
+pub struct MirrorSettings {
     /// Number of mirrors that run at the same time. Each needs up to 100 MiB of memory. If the operator manages several
     /// namespaces, one namespace gets at most half of them
     #[arg(long, value_name = "NUMBER", default_value = "4")]
     pub max_mirrors: NonZeroUsize,
 }
 
-impl Settings {
+impl MirrorSettings {
     fn limits(self, is_shared: bool) -> SlotLimits {
         let concurrent = self.max_mirrors.get();
         SlotLimits {
@@ -56,7 +56,7 @@ impl Mirrors {
     /// Creates the controller. `create_crd`: the operator may create or update the CRD.
     pub fn new(
         operator: &Operator,
-        settings: Settings,
+        settings: MirrorSettings,
         endpoints: EndpointGrants,
         create_crd: bool,
     ) -> Self {
@@ -102,7 +102,7 @@ impl Mirrors {
         let kind = ApiResource::erase::<EtcdMirror>(&());
         let crd: &(dyn Fn() -> CustomResourceDefinition + Sync) = &EtcdMirror::crd;
         let create = create_crd.then_some(crd);
-        let available = crd::available(&operator.client, &kind, create, &operator.scope, |_| {});
+        let available = crd::available(&operator.client, &kind, create, &operator.scope);
         tokio::select! {
             () = available => {}
             () = operator.shutdown.cancelled() => return,
@@ -121,7 +121,7 @@ mod tests {
     #[derive(Parser)]
     struct Flags {
         #[command(flatten)]
-        settings: Settings,
+        settings: MirrorSettings,
     }
 
     #[test]

@@ -119,8 +119,8 @@ impl Monitor {
     /// Records the beginning of a copy, or its continuation after a restart.
     pub(crate) fn begin_copy(&self, reason: CopyReason) {
         let mut shared = self.shared();
-        let is_known = shared.progress.copy.as_ref();
-        if is_known.is_some_and(|copy| copy.reason == reason && !copy.complete) {
+        let known = shared.progress.copy.as_ref();
+        if known.is_some_and(|copy| copy.reason == reason && !copy.complete) {
             return;
         }
         shared.progress.copy = Some(CopyProgress {

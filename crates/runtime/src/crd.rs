@@ -17,6 +17,9 @@ use crate::answer::is_not_found;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of the checks for a kind that the operator does not need. It is longer, because the kind may be missing for
+/// the whole life of the process.
+const OPTIONAL_INTERVAL: Duration = Duration::from_secs(15);
 /// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a later release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
@@ -30,16 +33,25 @@ pub async fn ready(
     scope: &Scope,
     readiness: &Readiness,
 ) {
-    available(client, kind, create, scope, |waiting| {
+    await_kind((client, CHECK_INTERVAL), kind, create, scope, |waiting| {
         readiness.waiting_for(waiting);
     })
     .await;
 }
 
 /// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
-/// meanwhile. Calls `report` with the reason for each wait.
+/// meanwhile.
 pub async fn available(
     client: &Client,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+) {
+    await_kind((client, OPTIONAL_INTERVAL), kind, create, scope, |_| {}).await;
+}
+
+async fn await_kind(
+    (client, interval): (&Client, Duration),
     kind: &ApiResource,
     create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
     scope: &Scope,
@@ -65,7 +77,7 @@ pub async fn available(
             warn!("waiting for {waiting}");
             logged = waiting;
         }
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(interval).await;
     }
 }
 
