@@ -49,7 +49,7 @@ impl Running {
     }
 }
 
-async fn start_etcd(minor: &str) -> EtcdProcess {
+pub(crate) async fn start_etcd(minor: &str) -> EtcdProcess {
     let start = Start {
         flags: vec!["--unsafe-no-fsync".to_owned()],
         ..Start::default()
@@ -80,12 +80,18 @@ impl Lab {
     }
 
     /// Starts the task of the mirror with this UID.
-    pub(crate) fn mirror(&self, uid: &str, (from, to): (&str, &str)) -> Running {
+    pub(crate) fn mirror(&self, uid: &str, pair: (&str, &str)) -> Running {
+        let source = End {
+            endpoints: vec![self.source.client_url.clone()],
+            ..End::default()
+        };
+        self.mirror_from(source, uid, pair)
+    }
+
+    /// Like [`Self::mirror`], with this connection to the source.
+    pub(crate) fn mirror_from(&self, source: End, uid: &str, (from, to): (&str, &str)) -> Running {
         let ends = Ends {
-            source: End {
-                endpoints: vec![self.source.client_url.clone()],
-                ..End::default()
-            },
+            source,
             destination: self.destination_end(),
             limits: Limits::of_destination(None, None),
             accepted: None,
