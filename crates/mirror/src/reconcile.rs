@@ -258,22 +258,4 @@ fn unread(name: &str, source: kube::Error) -> apply::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn promotion_during_copy_is_reported_as_incomplete() {
-        let identity = Identity {
-            uid: "m".to_owned(),
-            name: "prod/m".to_owned(),
-            mapping: Mapping::new("", ""),
-        };
-        let copying = Checkpoint::new(&identity, (ClusterId(0xab), 7));
-        let incomplete = promoted(&copying);
-        assert!(incomplete.warning && incomplete.change);
-        assert_eq!(incomplete.reason, "PromotedIncomplete");
-        let complete = promoted(&copying.copied(None));
-        assert!(!complete.warning);
-        assert!(complete.note.contains("cluster ab at revision 7"));
-    }
-}
+mod tests;
