@@ -379,13 +379,11 @@ pub(crate) async fn stored(
     let Some((_, value)) = page.entries.into_iter().next() else {
         return Ok(None);
     };
-    match Stored::parse(value) {
-        Ok(stored) => Ok(Some(stored)),
-        Err(_) => {
-            let key = String::from_utf8_lossy(&key).into_owned();
-            Err(Refusal::Unreadable { key }.into())
-        }
-    }
+    let Ok(stored) = Stored::parse(value) else {
+        let key = String::from_utf8_lossy(&key).into_owned();
+        return Err(Refusal::Unreadable { key }.into());
+    };
+    Ok(Some(stored))
 }
 
 /// Reads the next page. Requests fewer keys if a response is too large. `None` if the revision is compacted.

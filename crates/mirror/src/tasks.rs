@@ -67,7 +67,7 @@ impl Tasks {
     /// Starts the task of a mirror, or passes new connections to its running task. The task ends when `exists` returns
     /// false.
     pub(crate) fn ensure(
-        self: &Arc<Self>,
+        &self,
         owner: &Owner,
         identity: &Identity,
         ends: Ends,

@@ -38,13 +38,6 @@ enum Process {
     },
 }
 
-/// The result of a transaction for the process that has sent it.
-enum Answer {
-    Applied(Stored),
-    /// The precondition does not hold, or the process has received no answer.
-    Unknown,
-}
-
 struct Model {
     random: Random,
     identity: Identity,
@@ -114,13 +107,13 @@ impl Model {
         applied
     }
 
-    /// Sends a transaction. Without faults, the process gets an answer.
+    /// Sends a transaction. Returns `None` if the precondition does not hold, or if the process receives no answer.
     fn send(
         &mut self,
         preconditions: Vec<Precondition>,
         operations: Vec<Operation>,
         next: Stored,
-    ) -> Answer {
+    ) -> Option<Stored> {
         let fault = if self.has_faults {
             self.random.below(10)
         } else {
@@ -130,13 +123,13 @@ impl Model {
             0 => {}
             1 => drop(self.apply(&preconditions, &operations)),
             2 => self.destination.delayed.push((preconditions, operations)),
-            _ if self.apply(&preconditions, &operations) => return Answer::Applied(next),
+            _ if self.apply(&preconditions, &operations) => return Some(next),
             _ => {}
         }
-        Answer::Unknown
+        None
     }
 
-    fn commit(&mut self, stored: &Stored, step: Step) -> Answer {
+    fn commit(&mut self, stored: &Stored, step: Step) -> Option<Stored> {
         self.splits += usize::from(step.begins_split);
         let (precondition, operations, next) = step.request(stored);
         self.send(vec![precondition], operations, next)
@@ -229,7 +222,7 @@ impl Model {
             ..only_checkpoint(next)
         };
         match self.commit(&stored, step) {
-            Answer::Applied(next) if matches!(next.checkpoint.phase, Phase::Copying { .. }) => {
+            Some(next) if matches!(next.checkpoint.phase, Phase::Copying { .. }) => {
                 Process::Copying(next)
             }
             _ => Process::Stopped,
@@ -246,8 +239,8 @@ impl Model {
         let idle = follower.idle().filter(|_| self.random.chance(20));
         if let Some(step) = follower.next_step().or(idle) {
             match self.commit(&stored, step.clone()) {
-                Answer::Applied(next) => stored = next,
-                Answer::Unknown => return Process::Stopped,
+                Some(next) => stored = next,
+                None => return Process::Stopped,
             }
             follower.applied(&step);
         } else if let Some(batch) = arriving.pop_front() {
