@@ -119,14 +119,21 @@ impl Model {
         } else {
             9
         };
-        match fault {
-            0 => {}
-            1 => drop(self.apply(&preconditions, &operations)),
-            2 => self.destination.delayed.push((preconditions, operations)),
-            _ if self.apply(&preconditions, &operations) => return Some(next),
-            _ => {}
-        }
-        None
+        let is_acknowledged = match fault {
+            // The transaction is lost.
+            0 => false,
+            // The answer is lost.
+            1 => {
+                self.apply(&preconditions, &operations);
+                false
+            }
+            2 => {
+                self.destination.delayed.push((preconditions, operations));
+                false
+            }
+            _ => self.apply(&preconditions, &operations),
+        };
+        is_acknowledged.then_some(next)
     }
 
     fn commit(&mut self, stored: &Stored, step: Step) -> Option<Stored> {
