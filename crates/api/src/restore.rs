@@ -144,8 +144,8 @@ text_enum! {
     "spec.bumpRevision is not possible with spec.continuous, which restores exact revisions: remove one of them"
 ))]
 #[x_kube(validation = (
-    "!has(self.continuous) || !has(self.backupStorageType) || !(self.backupStorageType in ['PVC', 'Local'])",
-    "spec.continuous needs a bucket, which the operator can read: copy the recorded objects to a bucket, and name the bucket"
+    "!has(self.continuous) || !has(self.backupStorageType) || self.backupStorageType != 'Local'",
+    "spec.continuous needs a bucket or a PVC: copy the recorded objects to a bucket, and name the bucket"
 ))]
 pub struct EtcdRestoreSpec {
     /// The EtcdCluster to restore.

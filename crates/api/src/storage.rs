@@ -46,9 +46,10 @@ text_enum! {
 text_enum! {
     /// Protection level of an object lock.
     ObjectLockMode {
-        /// Users with the permission `s3:BypassGovernanceRetention` may shorten the lock.
+        /// Users with a special permission may shorten the lock. In S3, this is `s3:BypassGovernanceRetention`. Google
+        /// Cloud Storage and Azure call this mode unlocked.
         Governance = "GOVERNANCE",
-        /// No user may shorten the lock.
+        /// No user may shorten the lock. Google Cloud Storage and Azure call this mode locked.
         Compliance = "COMPLIANCE",
     }
 }
@@ -137,6 +138,9 @@ pub struct AbsSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
+    /// Lock of the object against deletion. The container must have support for version-level immutability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_lock: Option<ObjectLock>,
 }
 
 /// A location in Google Cloud Storage.
@@ -159,6 +163,9 @@ pub struct GcsSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
+    /// Lock of the object against deletion. The bucket must have object retention turned on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_lock: Option<ObjectLock>,
 }
 
 /// A location in Alibaba Cloud OSS.

@@ -11,7 +11,6 @@ use etcd::{Access, EtcdClient};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
 use mirror::app::Mirrors;
 use runtime::Operator;
 use runtime::controller::{Controllers, Guarded, Scope, drive};
@@ -155,7 +154,14 @@ pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
     let max_snapshot = settings.max_snapshot << 30;
     // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
     // the EtcdBackup, so that the status shows the result at once.
-    let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(requests);
+    let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
+    let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
+        if let Some(cluster) = cluster_of(backup) {
+            // After the shutdown, nothing receives these messages.
+            let _ = clusters_changed.send(cluster);
+        }
+    })
+    .reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
         turns: turns.clone(),
@@ -210,8 +216,7 @@ pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
         client: operator.client.clone(),
         backups: backups.cache(),
     });
-    let clusters =
-        Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
+    let clusters = Controllers::<EtcdCluster>::new(&operator).reconcile_on(clusters_to_report);
     // `for_clusters` counts its objects separately, so that the metric of managed objects contains only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
@@ -226,10 +231,10 @@ pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
 }
 
 /// The EtcdCluster that `spec.etcdCluster` of an EtcdBackup names; `None` if the field is not set.
-fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
+fn cluster_of(backup: &Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
     let namespace = backup.namespace()?;
-    let readable = backup.0.ok()?;
-    let reference = readable.spec.etcd_cluster?;
+    let readable = backup.0.as_ref().ok()?;
+    let reference = readable.spec.etcd_cluster.as_ref()?;
     Some(ObjectRef::new(&reference.name).within(&namespace))
 }
 

@@ -18,6 +18,7 @@ mod sidecars;
 mod switch;
 mod tls;
 mod unlabelled;
+mod unwatched;
 pub mod watched;
 
 pub use children::{disk, member_service};
@@ -47,12 +48,10 @@ use runtime::image::OwnImage;
 use runtime::watched::Watched;
 
 use crate::certificates::Certificates;
-use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::plan::diff;
 use crate::plan::effective::Effective;
 use crate::snapshot::{BeforeChange, Intent, Observed, Role, Seen};
-use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
@@ -186,44 +185,22 @@ pub async fn objects(
         let Some(mut cluster) = cluster.map_err(read("the EtcdCluster"))? else {
             return Ok(None);
         };
-        let lists = (&services, &pods, &claims);
-        watched.record(&cluster, lists, budget.as_ref());
+        watched.record(&cluster, (&services, &pods, &claims), budget.as_ref());
         let (mut services, mut pods, mut claims) = (services.items, pods.items, claims.items);
         // The operator never reads the managed fields, and the cache is smaller without them.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects that lost their labels"))?;
-        let started = switch::started(&cluster, &pods, &claims);
-        // The progress of a TLS change (`rollout`) determines which TLS Secrets the operator reads.
-        let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
-        let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
-        let next = next.and_then(|next| next.to.as_ref());
-        let found = (&*pods, &*claims, &*services);
-        let generates = at.is_some_and(|tls| tls.generated().is_some());
-        let (tls, next_tls, secrets, clock, policy) = tokio::join!(
-            runtime::reach::cluster_tls(client, (namespace, name), at),
-            runtime::reach::cluster_tls(client, (namespace, name), next),
-            certificates::read(client, (&cluster, at), found),
-            clock::read(client, &pods, generates),
+        let (objects, policy) = tokio::join!(
+            unwatched::complete(client, &cluster, (pods, claims, services)),
             watched.read_policy(client, &cluster)
         );
-        let secrets = secrets.map_err(read("the certificates' Secrets"))?;
-        let clock = clock.map_err(read("the time of the API server"))?;
         let policy = policy.map_err(read("the NetworkPolicy"))?;
         Ok(Some(Objects {
-            form: tls::running_form(&cluster, &pods),
-            cluster,
-            pods,
-            claims,
-            services,
             budget,
             policy,
-            secrets,
-            tls,
-            next_tls,
-            started,
-            clock: ApiServerClock(clock),
+            ..objects?
         }))
     };
     tokio::time::timeout(DEADLINE, Box::pin(read))
@@ -491,7 +468,6 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
     observed
 }
 
-/// The names of the members that the status reports as voters.
 fn voters(members: &[MemberStatus]) -> BTreeSet<String> {
     let vote = |member: &&MemberStatus| !matches!(member.role, None | Some(MemberRole::Learner));
     let voters = members.iter().filter(vote);

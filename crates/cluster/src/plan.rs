@@ -118,13 +118,11 @@ struct NewNames<'a> {
 }
 
 impl NewNames<'_> {
-    /// Returns the name of a new member. Each call returns a different name.
     fn member(&mut self) -> String {
         self.members += 1;
         self.source.member(self.members - 1)
     }
 
-    /// Returns the token of a new cluster. Each call returns a different token.
     fn token(&mut self) -> String {
         self.tokens += 1;
         self.source.token(self.tokens - 1)

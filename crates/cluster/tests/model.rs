@@ -18,6 +18,8 @@
 mod authorities;
 #[path = "model/converge.rs"]
 mod converge;
+#[path = "model/downgrade.rs"]
+mod downgrade;
 #[path = "model/etcd.rs"]
 mod etcd_model;
 #[path = "model/event.rs"]

@@ -1,5 +1,5 @@
-//! Invariant 33, and the requests of the cluster operator: a reconcile without changes sends no request to the API
-//! server, and each write follows a read.
+//! Invariant 33, and the requests of the cluster operator: a reconcile without changes reads at most Secrets and the
+//! clock from the API server, and each write follows a read of all objects.
 //!
 //! The API server is real. No kubelet runs, so the pods stay in the phase `Pending`, and no member answers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -23,7 +23,7 @@ use prometheus_client::registry::Registry;
 use runtime::admin::Readiness;
 use runtime::controller::Scope;
 use runtime::{Operator, crd};
-use serde_json::json;
+use serde_json::{Value, json};
 use server::ApiServer;
 use tower::{Layer, Service};
 
@@ -197,9 +197,10 @@ async fn invariant_33_operator_reads_only_before_it_writes() {
     }
 }
 
-async fn reads_before_writes(scene: &Scene) {
+/// Creates a cluster of three members, and waits until the operator sends no more requests. Returns the name of a pod.
+async fn create(scene: &Scene, spec: Value) -> String {
     let cluster = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
-        "metadata": { "name": "db", "namespace": NAMESPACE }, "spec": { "size": 3, "version": "3.6.16" } });
+        "metadata": { "name": "db", "namespace": NAMESPACE }, "spec": spec });
     let cluster: EtcdCluster = serde_json::from_value(cluster).unwrap();
     let (clusters, params) = (scene.api::<EtcdCluster>(), PostParams::default());
     clusters.create(&params, &cluster).await.unwrap();
@@ -207,7 +208,19 @@ async fn reads_before_writes(scene: &Scene) {
     let pods = scene.api::<Pod>();
     let all_exist = async || pods.list(&of_cluster).await.unwrap().items.len() == 3;
     scene.until("three pods exist", all_exist).await;
+    // Because no member starts, the operator gives the Services their endpoints only after a time limit.
+    let services = scene.api::<KubeService>();
+    let are_open = async || {
+        let all = services.list(&of_cluster).await.unwrap().items;
+        !all.iter().any(member::is_closed)
+    };
+    scene.until("the Services have endpoints", are_open).await;
     scene.rests(3).await;
+    pods.list(&of_cluster).await.unwrap().items[0].name_any()
+}
+
+async fn reads_before_writes(scene: &Scene) {
+    let pod = create(scene, json!({ "size": 3, "version": "3.6.16" })).await;
     let requests = scene.requests.all();
     let reads = requests.iter().filter(|request| is_read(request)).count();
     println!(
@@ -224,7 +237,6 @@ async fn reads_before_writes(scene: &Scene) {
     );
 
     // A change without effect on the plan triggers a reconcile, which sends no request.
-    let pod = pods.list(&of_cluster).await.unwrap().items[0].name_any();
     let before = scene.requests.all().len();
     for value in ["1", "2", "3"] {
         scene.annotate(&pod, value).await;
@@ -258,4 +270,35 @@ async fn reads_before_writes(scene: &Scene) {
     let before = scene.requests.all().len();
     scene.annotate(&pod, "4").await;
     assert_eq!(scene.requests.since(before), [""; 0]);
+}
+
+/// The operator has no permission to watch Secrets. After an event, it therefore reads the Secrets of a cluster with
+/// TLS, and no other objects.
+#[tokio::test]
+async fn invariant_33_idle_tls_cluster_causes_reads_of_secrets_only() {
+    let server = ApiServer::start().await;
+    let scene = begin(&server).await;
+    let (operator, image) = (scene.operator.clone(), Some("operator".to_owned()));
+    tokio::select! {
+        () = cluster::app::work(operator, image, BTreeMap::new(), Vec::new()) => panic!("the operator ended"),
+        () = Box::pin(reads_secrets(&scene)) => {}
+    }
+}
+
+async fn reads_secrets(scene: &Scene) {
+    let spec = json!({ "size": 3, "version": "3.6.16", "TLS": { "generated": {} } });
+    let pod = create(scene, spec).await;
+    let before = scene.requests.all().len();
+    scene.annotate(&pod, "1").await;
+    let is_secret = |request: &String| is_read(request) && request.contains("/secrets/");
+    let are_read = async || scene.requests.since(before).iter().any(is_secret);
+    scene.until("the Secrets are read", are_read).await;
+    // The reconcile that reads the Secrets must end without another request.
+    scene.rests(1).await;
+    let sent = scene.requests.since(before);
+    println!("{} requests: {sent:?}", sent.len());
+    // The operator decides by the API server's clock whether a generated certificate is due.
+    let is_other = |it: &&String| !is_secret(it) && !it.starts_with("GET /version");
+    let others: Vec<_> = sent.iter().filter(is_other).collect();
+    assert_eq!(others, [""; 0]);
 }

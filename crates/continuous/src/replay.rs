@@ -1,17 +1,20 @@
 //! Applies the transactions of a chain to an etcd that was restored from the base. Each revision is one etcd
-//! transaction.
+//! transaction. Several transactions are in flight at a time (`replay/window.rs`).
 //!
 //! etcd must listen only on localhost, so that only the replay writes to it. The replay fails if another change has
 //! used a revision.
 
 mod leases;
 mod operations;
+mod pipeline;
 mod target;
+mod window;
 
 use etcd::KeyHash;
 
+use self::pipeline::{Failure, Pipeline};
 pub use self::target::Target;
-
+use self::window::Drift;
 use crate::chain::RangeError;
 use crate::record::{Gap, Hash, Lease, LeaseEnd, Record, Transaction};
 use crate::stored::{ReadError, Reader};
@@ -45,6 +48,8 @@ pub struct Report {
     pub revision: i64,
     /// Number of applied transactions.
     pub transactions: u64,
+    /// Number of transactions that were sent again, because they had overtaken their predecessors.
+    pub repeated: u64,
     /// Number of recorded hashes that match the target's hash.
     pub hashes_compared: u64,
     /// Number of recorded hashes that were not compared, because the target has another compaction revision.
@@ -123,9 +128,20 @@ pub enum ReplayError {
     },
 }
 
+impl From<Failure> for ReplayError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Target { revision, error } => Self::Target { revision, error },
+            Failure::Drift(Drift { expected, found }) => Self::Drifted { expected, found },
+            Failure::LeaseLost { id, revision } => Self::LeaseLost { id, revision },
+        }
+    }
+}
+
 /// A replay in progress.
 struct Replay<'a> {
     target: &'a Target,
+    pipeline: Pipeline<'a>,
     options: Options,
     report: Report,
     /// The compaction revision of the target.
@@ -163,6 +179,7 @@ pub async fn replay(
     let compacted = target.hash(start).await.map_err(at(start))?.compacted;
     let mut replay = Replay {
         target,
+        pipeline: Pipeline::new(target, start),
         options,
         report: Report {
             revision: start,
@@ -184,6 +201,7 @@ pub async fn replay(
             replay.apply(record).await?;
         }
     }
+    replay.drain().await?;
     if let Until::Revision(requested) = options.until
         && replay.report.revision != requested
     {
@@ -212,22 +230,25 @@ impl Replay<'_> {
 
     async fn apply(&mut self, record: Record) -> Result<(), ReplayError> {
         match record {
-            Record::Transaction(transaction) => {
-                self.transaction(&transaction).await?;
-                self.release().await
-            }
+            Record::Transaction(transaction) => self.transaction(transaction).await,
             Record::Lease(lease) => {
                 self.grants.push(lease);
                 Ok(())
             }
             Record::LeaseEnd(LeaseEnd { seen, .. }) | Record::Hash(Hash { revision: seen, .. })
-                if seen > self.report.revision =>
+                if seen > self.pipeline.sent() =>
             {
                 self.waiting.push(record);
                 Ok(())
             }
-            Record::LeaseEnd(end) => self.lease_end(end).await,
-            Record::Hash(hash) => self.compare(hash).await,
+            Record::LeaseEnd(end) => {
+                self.drain().await?;
+                self.lease_end(end).await
+            }
+            Record::Hash(hash) => {
+                self.drain().await?;
+                self.compare(hash).await
+            }
             Record::Gap(gap) => match self.options.until {
                 // With `Until::Latest`, the replay ends without an error at the last change before the gap.
                 Until::Latest => Ok(()),
@@ -238,14 +259,19 @@ impl Replay<'_> {
         }
     }
 
-    /// Processes the waiting records whose revision the target has reached: compares hashes and revokes leases.
+    /// Processes the waiting records whose revision was sent: compares hashes and revokes leases. Waits first until
+    /// etcd has applied all transactions, so that etcd has exactly this revision.
     async fn release(&mut self) -> Result<(), ReplayError> {
-        let revision = self.report.revision;
+        let revision = self.pipeline.sent();
         let is_due = |record: &Record| match record {
             Record::LeaseEnd(end) => end.seen <= revision,
             Record::Hash(hash) => hash.revision <= revision,
             _ => false,
         };
+        if !self.waiting.iter().any(is_due) {
+            return Ok(());
+        }
+        self.drain().await?;
         let (due, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(is_due);
@@ -260,20 +286,25 @@ impl Replay<'_> {
         Ok(())
     }
 
-    async fn transaction(&mut self, transaction: &Transaction) -> Result<(), ReplayError> {
-        let expected = transaction.revision;
-        for lease in std::mem::take(&mut self.grants) {
-            self.target.grant(lease).await.map_err(at(expected))?;
+    async fn transaction(&mut self, transaction: Transaction) -> Result<(), ReplayError> {
+        if !self.grants.is_empty() {
+            // A lease with the same ID can exist, and is revoked only if it has no keys.
+            self.drain().await?;
+            for lease in std::mem::take(&mut self.grants) {
+                let granted = self.target.grant(lease).await;
+                granted.map_err(at(transaction.revision))?;
+            }
         }
-        let found = self.target.apply(transaction).await;
-        let found = found.map_err(at(expected))?;
-        if found != expected {
-            return Err(self
-                .lost_lease(expected)
-                .unwrap_or(ReplayError::Drifted { expected, found }));
-        }
-        self.report.revision = found;
+        self.pipeline.send(transaction).await?;
         self.report.transactions += 1;
+        self.release().await
+    }
+
+    /// Waits until etcd has applied all transactions that were sent.
+    async fn drain(&mut self) -> Result<(), ReplayError> {
+        self.pipeline.drain().await?;
+        self.report.revision = self.pipeline.sent();
+        self.report.repeated = self.pipeline.repeated();
         Ok(())
     }
 
@@ -317,7 +348,8 @@ impl Replay<'_> {
     }
 
     /// Checks that the target is still at the last revision.
-    async fn finish(self) -> Result<Report, ReplayError> {
+    async fn finish(mut self) -> Result<Report, ReplayError> {
+        self.drain().await?;
         let expected = self.report.revision;
         let found = self.target.revision().await.map_err(at(expected))?;
         if let Some(error) = self.lost_lease(expected) {

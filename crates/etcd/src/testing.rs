@@ -153,6 +153,8 @@ pub struct Start {
     pub flags: Vec<String>,
     /// The existing members of the cluster that the new member joins, each as `name=peer URL`.
     pub join: Vec<String>,
+    /// Environment variables of the process, with their values.
+    pub variables: Vec<(String, String)>,
 }
 
 fn command(
@@ -258,6 +260,7 @@ impl EtcdProcess {
             (&client_url, peer_url),
             (&cluster.join(","), state),
         );
+        command.envs(start.variables.iter().cloned());
         let child = command.args(&start.flags).spawn();
         Self {
             command,
@@ -319,10 +322,12 @@ impl EtcdProcess {
         self.stop();
         let log = self.dir.path().join("log");
         let log = std::fs::File::options().append(true).open(log);
+        let variables = self.command.get_envs();
+        let variables = variables.filter_map(|(name, value)| Some((name, value?)));
         let mut command = Command::new(&programs.etcd);
         command
             .args(self.command.get_args())
-            .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
+            .envs(variables)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a log file"));

@@ -125,6 +125,7 @@ async fn learner_reports_leader_without_connection_to_leader() {
         let start = Start {
             join: vec![format!("m0={}", first.peer_url)],
             flags: vec![format!("--listen-metrics-urls=http://{health}")],
+            ..Start::default()
         };
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {

@@ -10,7 +10,7 @@ use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 use store::grants::Grant;
 
-use crate::{app, seed};
+use crate::{app, search, seed};
 
 /// Restores etcd clusters from backups.
 #[derive(Parser)]
@@ -34,6 +34,8 @@ enum Task {
     /// Prepare a seed member (runs inside the seed's pod)
     #[command(subcommand)]
     Seed(seed::Command),
+    /// Search a point in recorded changes on a PersistentVolumeClaim (runs inside a pod that mounts it)
+    Search(Box<search::Search>),
 }
 
 /// Parses the arguments of the process and runs their command.
@@ -42,8 +44,11 @@ enum Task {
 /// Fails if the operator ends without a shutdown signal or cannot start.
 pub fn run() -> Result<ExitCode, process::Error> {
     let arguments: Arguments = cli::parse();
-    if let Some(Task::Seed(command)) = &arguments.command {
-        return process::run_once(arguments.common.log_json, seed::run(command));
+    let log_json = arguments.common.log_json;
+    match &arguments.command {
+        Some(Task::Seed(command)) => return process::run_once(log_json, seed::run(command)),
+        Some(Task::Search(search)) => return process::run_once(log_json, search::run(search)),
+        None => {}
     }
     let definition = Definition {
         name: api::names::MANAGER_RESTORE,

@@ -92,7 +92,7 @@ pub(crate) fn success() -> Value {
 fn describe(request: &Request<Body>) -> String {
     let path = request.uri().path();
     let mut below = path.split('/').skip_while(|one| *one != "namespaces");
-    let kind = below.nth(2).unwrap();
+    let kind = below.nth(2).unwrap_or(path);
     let status = if path.ends_with("/status") {
         "/status"
     } else {

@@ -18,6 +18,7 @@ pub mod outcome;
 pub mod plan;
 pub mod reason;
 mod reconcile;
+pub mod search;
 pub mod seed;
 pub mod snapshot;
 pub mod source;

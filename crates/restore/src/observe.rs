@@ -6,9 +6,10 @@ mod bucket;
 mod copies;
 pub(crate) mod members;
 mod pod;
-mod point;
+pub(crate) mod point;
 pub(crate) mod provenance;
 mod reach;
+mod search;
 mod stored;
 mod tls;
 
@@ -21,6 +22,7 @@ use api::names::ANNOTATION_RESTORE;
 use api::problem::Chain;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
+use futures::FutureExt;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::image::OwnImage;
 use runtime::slots::Slots;
@@ -31,8 +33,8 @@ use tokio::time::timeout;
 use crate::plan::{choice, dry_run, effective, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{
-    Cluster, ClusterFacts, Objects, Observation, OtherBackup, Pod, SeedObjects, Serving, Snapshot,
-    Source,
+    Cluster, ClusterFacts, Missing, Objects, Observation, OtherBackup, Pod, SeedObjects, Serving,
+    Snapshot, Source,
 };
 use crate::{naming, plan};
 
@@ -79,7 +81,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             if in_place::is_aborted(restore) {
                 return observation;
             }
-            observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
+            choose(context, restore, false, &mut observation).await;
             if dry_run::is_dry_run(restore) {
                 report_choice(&mut observation);
             } else if restore
@@ -147,7 +149,7 @@ async fn read_target(
         }
         read_seed(context, restore, (cluster, cut_over), named, observation).await;
     } else if dry_run::is_dry_run(restore) {
-        observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
+        choose(context, restore, false, observation).await;
         report_choice(observation);
     } else if facts.lock.is_none() && cut_over {
         if facts.available {
@@ -155,7 +157,7 @@ async fn read_target(
                 members::cluster_serving(context, &namespace, cluster).await;
         }
     } else if facts.lock.is_none() && restore.spec.overwrite && !in_place::is_aborted(restore) {
-        observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
+        choose(context, restore, false, observation).await;
         check_backup(context, restore, Some(&cluster.spec), observation).await;
     }
 }
@@ -169,10 +171,10 @@ async fn read_seed(
     observation: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    let Observation { snapshot, objects } = observation;
     if !in_place::is_aborted(restore) || cut_over {
-        objects.backup = backup::choose(context, restore, &namespace, true).await;
+        choose(context, restore, true, observation).await;
     }
+    let Observation { snapshot, objects } = observation;
     if cut_over {
         snapshot.old_members =
             members::old_members(context.client, restore, &namespace, cluster).await;
@@ -208,8 +210,32 @@ async fn read_seed(
     }
 }
 
+/// Chooses the backup. If a pod must search recorded changes first, the snapshot contains the next step of this pod.
+async fn choose(
+    context: &ObserveContext<'_>,
+    restore: &EtcdRestore,
+    locked: bool,
+    observation: &mut Observation,
+) {
+    let namespace = restore.namespace().unwrap_or_default();
+    // Without `boxed`, the compiler's search for `Send` in the types of the stores exceeds its recursion limit.
+    let chosen = backup::choose(context, restore, &namespace, locked).boxed();
+    let chosen = chosen.await;
+    observation.objects.backup = chosen.map_err(|missing| match missing {
+        Missing::Trouble(trouble) => trouble,
+        Missing::Search(step) => {
+            observation.snapshot.source = Source::Search(step);
+            let message = "a pod has not searched the recorded changes yet";
+            Trouble::new(Reason::InProgress, message)
+        }
+    });
+}
+
 /// Passes the result of the search for a point to the plan of a dry run, which needs no check of a cluster.
 fn report_choice(observation: &mut Observation) {
+    if matches!(observation.snapshot.source, Source::Search(_)) {
+        return;
+    }
     match &observation.objects.backup {
         Ok(chosen) => observation.snapshot.found = Some(chosen.clone()),
         Err(trouble) => observation.snapshot.source = Source::Unavailable(trouble.clone()),
@@ -233,6 +259,9 @@ async fn check_backup(
 ) {
     let namespace = restore.namespace().unwrap_or_default();
     let Observation { snapshot, objects } = observation;
+    if matches!(snapshot.source, Source::Search(_)) {
+        return;
+    }
     snapshot.source =
         backup::check(context, restore, &namespace, existing, &mut objects.backup).await;
     if let (Source::Ready(_), Ok(backup)) = (&snapshot.source, &objects.backup) {

@@ -37,6 +37,7 @@ pub mod joining;
 pub mod missing_storage;
 pub mod pod;
 mod recorded_spec;
+pub(crate) mod search;
 pub mod target;
 #[cfg(test)]
 mod tests;
@@ -224,6 +225,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     let spec = match &snapshot.source {
         Source::NotRead => return Plan::wait_for("waiting for the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
+        Source::Search(step) => return search::plan(step),
         Source::Ready(spec) => spec.clone(),
     };
     choice::to_record(restore, snapshot, false)
@@ -268,6 +270,9 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
     if !seed_is_recorded(restore) {
         return record_intent(restore);
+    }
+    if let Source::Search(step) = &snapshot.source {
+        return search::plan(step);
     }
     // Record the backup again if a user has deleted it from the status.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {

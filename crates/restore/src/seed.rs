@@ -138,7 +138,7 @@ async fn terminated() {
     }
 }
 
-fn shorten(mut message: String) -> String {
+pub(crate) fn shorten(mut message: String) -> String {
     // The message gets half of the limit, because the report also contains JSON syntax and escape sequences.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
@@ -172,7 +172,7 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
 }
 
 /// The content of the Secret that is mounted in `directory`.
-fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
+pub(crate) fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     directory
         .map(|directory| {
             store::mounted(directory).map_err(|error| volume_trouble("read", directory, &error))

@@ -185,6 +185,31 @@ pub enum Source {
     Unavailable(Trouble),
     /// The backup can be restored. Contains the spec of the restored cluster.
     Ready(Box<EtcdClusterSpec>),
+    /// The recorded changes are on a PVC, and this step of the pod that searches them is next.
+    Search(SearchStep),
+}
+
+/// Why no backup is chosen.
+pub(crate) enum Missing {
+    /// A problem.
+    Trouble(Trouble),
+    /// A pod must search the recorded changes on a PVC first.
+    Search(SearchStep),
+}
+
+impl From<Trouble> for Missing {
+    fn from(trouble: Trouble) -> Self {
+        Self::Trouble(trouble)
+    }
+}
+
+/// The next step of the pod that searches recorded changes on a PVC.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SearchStep {
+    /// Create this pod.
+    Start(Box<KubePod>),
+    /// Delete this pod, whose result is old, to repeat the search.
+    End(Box<KubePod>),
 }
 
 /// The facts about the seed's objects.

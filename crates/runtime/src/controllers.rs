@@ -12,12 +12,11 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::controller::{
-    Config, ReconcileReason, ReconcileRequest, trigger_self, trigger_with,
-};
+use kube::runtime::controller::{Config, ReconcileReason, ReconcileRequest, trigger_with};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::utils::StreamBackoff;
+use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -103,6 +102,18 @@ where
 {
     /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
+        Self::with_changes(operator, |_| ())
+    }
+
+    /// Creates the controllers for `K`, and calls `notify` with each changed or deleted object. [`Self::cache`] contains
+    /// the change before the call.
+    ///
+    /// A reconcile of another kind that reads this cache must be requested here, and not by a second watch of `K`. The
+    /// events of a second watch may arrive before the cache contains them.
+    pub fn with_changes(
+        operator: &Operator,
+        notify: impl Fn(&Guarded<K>) + Clone + Send + 'static,
+    ) -> Self {
         // The watches use a client without retries, because a client with retries would report the error of a watch
         // only after minutes.
         let apis = operator.scope.apis(&operator.client_without_retry);
@@ -110,9 +121,9 @@ where
         let one = |api| {
             let writer = Writer::<Guarded<K>>::new(());
             let objects = writer.as_reader();
-            let changes = reflector(writer, watcher(api, watcher::Config::default()));
+            let events = watcher(api, watcher::Config::default());
             let (mut requests, gate) = (SelectAll::new(), Arc::new(Gate::new(GATE)));
-            let own = trigger_self::<Guarded<K>, _>(changes.applied_objects(), ());
+            let own = own_requests(writer, events, notify.clone());
             requests.push(with_pauses(after(Arc::clone(&gate), own)));
             Watches {
                 requests,
@@ -280,6 +291,47 @@ where
     }
 }
 
+/// Writes the events to the cache. Then calls `notify` and requests a reconcile for each changed object.
+fn own_requests<K>(
+    cache: Writer<K>,
+    events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
+    notify: impl Fn(&K) + Send + 'static,
+) -> impl Stream<Item = Result<ReconcileRequest<K>, watcher::Error>> + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    let objects = cache.as_reader();
+    reflector(cache, events).flat_map(move |event| {
+        let requests = match event {
+            Ok(event) => changed(event, &objects)
+                .iter()
+                .map(|object| {
+                    notify(object);
+                    Ok(ReconcileRequest {
+                        obj_ref: ObjectRef::from_obj(object.as_ref()),
+                        reason: ReconcileReason::ObjectUpdated,
+                    })
+                })
+                .collect(),
+            Err(error) => vec![Err(error)],
+        };
+        stream::iter(requests)
+    })
+}
+
+/// The objects that this event has changed in the cache. The cache replaces its objects only at the end of a list
+/// (`InitDone`), so the objects of a list are not reported earlier. Otherwise, their reconciles could read old objects.
+fn changed<K>(event: Event<K>, cache: &Store<K>) -> Vec<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    match event {
+        Event::Apply(object) | Event::Delete(object) => vec![Arc::new(object)],
+        Event::InitDone => cache.state(),
+        Event::Init | Event::InitApply(_) => Vec::new(),
+    }
+}
+
 /// The requests of one watch, delayed until the gate opens. Errors are not delayed, so that the watch is retried.
 fn after<T: Send + 'static>(
     gate: Arc<Gate>,
@@ -359,120 +411,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-    use std::pin::pin;
-
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::runtime::watcher::Event;
-
-    use super::*;
-
-    fn object(namespace: &str) -> Guarded<ConfigMap> {
-        let mut object = ConfigMap::default();
-        object.metadata.name = Some("same".to_owned());
-        object.metadata.namespace = Some(namespace.to_owned());
-        Guarded(Ok(object))
-    }
-
-    #[tokio::test]
-    async fn first_reconciles_wait_for_caches_of_children() {
-        let gate = |patience| {
-            let gate = Arc::new(Gate::new(patience));
-            gate.missing.send_replace(1);
-            gate
-        };
-        let error = watcher::Error::NoResourceVersion;
-        let patient = gate(Duration::from_hours(1));
-        let requests = stream::iter([Err(error), Ok("a"), Ok("b")]);
-        let mut requests = pin!(after(Arc::clone(&patient), requests));
-        assert!(requests.next().now_or_never().unwrap().unwrap().is_err());
-        assert!(requests.next().now_or_never().is_none());
-        patient.missing.send_replace(0);
-        for expected in ["a", "b"] {
-            let next = requests.next().now_or_never().unwrap();
-            assert_eq!(next.unwrap().unwrap(), expected);
-        }
-        // If a watch of children never delivers, the gate opens after its time limit, here 10 ms.
-        let hurried = gate(Duration::from_millis(10));
-        let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
-        assert_eq!(requests.next().await.unwrap().unwrap(), "a");
-    }
-
-    #[test]
-    fn controllers_share_the_concurrency_limit() {
-        assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-        // Each controller gets at least 1, because a limit of 0 would mean no limit.
-        assert_eq!(concurrency(1000), 1);
-    }
-
-    #[tokio::test]
-    async fn failing_watch_does_not_delay_requests_of_other_watches() {
-        let request = |name: &str| ReconcileRequest {
-            obj_ref: ObjectRef::<Guarded<ConfigMap>>::new(name),
-            reason: ReconcileReason::ObjectUpdated,
-        };
-        let failing = stream::repeat_with(|| Err(watcher::Error::NoResourceVersion));
-        let working = stream::iter(["a", "b", "c", "d"].map(|name| Ok(request(name))));
-        let mut all = SelectAll::new();
-        all.push(with_pauses(failing));
-        all.push(with_pauses(working));
-        let (mut errors, mut requests) = (0, 0);
-        // `now_or_never` does not wait, so the failing watch stays in its pause after the first error.
-        while let Some(Some(next)) = all.next().now_or_never() {
-            match next {
-                Ok(_) => requests += 1,
-                Err(_) => errors += 1,
-            }
-        }
-        assert_eq!((errors, requests), (1, 4));
-    }
-
-    #[test]
-    fn cache_has_objects_of_all_namespaces() {
-        let mut writers = [Writer::<Guarded<ConfigMap>>::new(()), Writer::new(())];
-        let cache = Cache(writers.iter().map(Writer::as_reader).collect());
-        assert!(!cache.is_complete());
-        for (writer, namespace) in writers.iter_mut().zip(["a", "b"]) {
-            assert!(!cache.is_complete(), "{namespace} is not listed yet");
-            writer.apply_watcher_event(&Event::Init);
-            writer.apply_watcher_event(&Event::InitApply(object(namespace)));
-            writer.apply_watcher_event(&Event::InitDone);
-        }
-        assert!(cache.is_complete());
-        assert_eq!(cache.state().len(), 2);
-        let of = |namespace: &str| ObjectRef::new("same").within(namespace);
-        let found = cache.get(&of("b")).and_then(|found| found.namespace());
-        assert_eq!(found.as_deref(), Some("b"));
-        assert!(cache.get(&of("c")).is_none());
-        let own = cache.in_namespace("b");
-        let own: Vec<_> = own.iter().map(|object| object.namespace()).collect();
-        assert_eq!(own, [Some("b".to_owned())]);
-    }
-
-    /// While the predicate runs, only the cache and this test refer to the objects.
-    #[test]
-    fn objects_are_copied_from_cache_only_after_selection() {
-        let mut writer = Writer::<Guarded<ConfigMap>>::new(());
-        let cache = Cache(vec![writer.as_reader()]);
-        let namespaces = ["a", "b", "c"];
-        writer.apply_watcher_event(&Event::Init);
-        for namespace in namespaces {
-            writer.apply_watcher_event(&Event::InitApply(object(namespace)));
-        }
-        writer.apply_watcher_event(&Event::InitDone);
-        let foreign = ["a", "c"].map(|namespace| {
-            let reference = ObjectRef::new("same").within(namespace);
-            cache.get(&reference).unwrap()
-        });
-        let visited = Cell::new(0);
-        let selected = cache.select(|object| {
-            visited.set(visited.get() + 1);
-            for one in &foreign {
-                assert_eq!(Arc::strong_count(one), 2, "{:?}", one.namespace());
-            }
-            object.namespace().as_deref() == Some("b")
-        });
-        assert_eq!((selected.len(), visited.get()), (1, 3));
-    }
-}
+mod tests;

@@ -38,8 +38,6 @@ pub enum Problem {
 pub struct Schedule {
     cron: Box<Cron>,
     zone: TimeZone,
-    /// False if the schedule matches no day.
-    has_day: bool,
 }
 
 impl Schedule {
@@ -47,28 +45,26 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// Fails if `text` is not a cron expression of five fields, or if the time zone is unknown.
+    /// Fails if `text` is not a cron expression of five fields, if it matches no day, or if the time zone is unknown.
     pub fn parse(text: &str, time_zone: Option<&str>) -> Result<Self, Problem> {
-        let cron = cron(text)?;
+        let cron = Box::new(cron(text)?);
         let zone = zone(time_zone.unwrap_or(DEFAULT_TIME_ZONE))?;
-        Ok(Self {
-            has_day: has_day(&cron),
-            cron: Box::new(cron),
-            zone,
-        })
+        Ok(Self { cron, zone })
     }
 
     /// The first scheduled time after `time`. `None` if there is none.
     pub fn next_after(&self, time: Timestamp) -> Option<Timestamp> {
-        let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
-        let found = self.cron.find_next_occurrence(&start, false);
+        let found = self
+            .cron
+            .find_next_occurrence(&time.to_zoned(self.zone.clone()), false);
         found.ok().map(|found| found.timestamp())
     }
 
     /// The last scheduled time at or before `time`. `None` if there is none.
     pub fn last_until(&self, time: Timestamp) -> Option<Timestamp> {
-        let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
-        let found = self.cron.find_previous_occurrence(&start, true);
+        let found = self
+            .cron
+            .find_previous_occurrence(&time.to_zoned(self.zone.clone()), true);
         found.ok().map(|found| found.timestamp())
     }
 }
@@ -85,9 +81,13 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         .seconds(Seconds::Disallowed)
         .year(Year::Disallowed)
         .build();
-    parser
-        .parse(text)
-        .map_err(|error| problem(error.to_string()))
+    let cron = parser.parse(text);
+    let cron = cron.map_err(|error| problem(error.to_string()))?;
+    if has_day(&cron) {
+        Ok(cron)
+    } else {
+        Err(problem("it matches no day".to_owned()))
+    }
 }
 
 /// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, but the search
@@ -108,8 +108,8 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// True if the schedule matches any day. For a day that never occurs, such as February 30, the search for a time would
-/// examine three thousand years and delay other objects.
+/// True if the schedule matches any day. For a day that never occurs, such as February 30, nothing would ever happen at
+/// the times of the schedule, and the search for a time would examine three thousand years.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {
@@ -182,27 +182,32 @@ mod tests {
     }
 
     #[test]
-    fn schedule_finds_rare_days_and_does_not_search_for_impossible_days() {
+    fn schedule_finds_rare_days() {
         for (expression, expected) in [
-            ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
-            ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
-            ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
+            ("0 0 29 2 *", "2028-02-29T00:00:00Z"),
+            ("0 0 31 1,4 *", "2026-01-31T00:00:00Z"),
+            ("0 0 30 2 1", "2026-02-02T00:00:00Z"),
             // In the 28 years from 2026 on, February 29 is a Monday only once, in 2044.
-            ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
-            ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
-            ("0 0 30 2 *", None),
-            ("0 0 31 2,4,6,9,11 *", None),
-            ("0 0 30 2 +1", None),
-            ("0 0 1-7 * +1#5", None),
+            ("0 0 29 2 +1", "2044-02-29T00:00:00Z"),
+            ("0 0 * 2 1#5", "2044-02-29T00:00:00Z"),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // `has_day` must be false if the expression matches no day. The schedule then starts no search, because
-            // the search would examine three thousand years.
-            assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");
-            assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");
-            let last = schedule.last_until(now);
-            assert_eq!(last.is_some(), expected.is_some(), "{expression}");
+            assert_eq!(schedule.next_after(now), Some(at(expected)), "{expression}");
+            assert!(schedule.last_until(now).is_some(), "{expression}");
+        }
+    }
+
+    #[test]
+    fn schedule_that_matches_no_day_is_rejected() {
+        for text in [
+            "0 0 30 2 *",
+            "0 0 31 2,4,6,9,11 *",
+            "0 0 30 2 +1",
+            "0 0 1-7 * +1#5",
+        ] {
+            let problem = Schedule::parse(text, None).unwrap_err().to_string();
+            assert!(problem.contains("it matches no day"), "{problem}");
         }
     }
 }

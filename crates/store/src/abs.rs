@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use api::problem::Chain;
+use api::storage::ObjectLock;
 use async_trait::async_trait;
 use azure_core::Context;
 use azure_core::CustomHeaders;
@@ -23,6 +24,7 @@ use md5::{Digest as _, Md5};
 
 use crate::failure::Place;
 use crate::limits::{Listing, MAX_PAGE, too_long, within};
+use crate::lock::{self, Retention};
 use crate::parts::{PART, Parts, Sink, Written};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 use crate::resume::{Body, Version, read};
@@ -47,6 +49,8 @@ pub struct AbsStore {
     bulk: ContainerClient,
     place: Place,
     part: usize,
+    /// The lock of new blobs against deletion.
+    lock: Option<ObjectLock>,
 }
 
 impl AbsStore {
@@ -65,7 +69,18 @@ impl AbsStore {
             bulk,
             place,
             part: PART,
+            lock: None,
         })
+    }
+
+    /// Locks new blobs against deletion.
+    #[must_use]
+    pub fn with_lock(self, lock: Option<ObjectLock>) -> Self {
+        Self { lock, ..self }
+    }
+
+    fn retention(&self) -> Result<Option<Retention>, Error> {
+        self.lock.as_ref().map(Retention::azure).transpose()
     }
 
     async fn all_objects(&self, prefix: &str) -> Result<Vec<Object>, Error> {
@@ -99,20 +114,54 @@ impl AbsStore {
             .map_err(|error| self.explain(key, &error))
     }
 
-    async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let headers = with_md5(&content);
+    async fn put_whole(
+        &self,
+        key: &str,
+        content: Bytes,
+        retention: Option<&Retention>,
+    ) -> Result<(), Error> {
+        let mut headers = md5_of(&content);
+        add_lock(&mut headers, retention);
         self.bulk
             .blob_client(key)
             .put_block_blob(content)
-            .context(headers)
+            .context(with(headers))
             .await
             .map(|_| ())
             .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
     }
 
+    /// The properties of a new blob. Fails if the service does not confirm the lock, and deletes the blob, because it
+    /// would be stored without a lock.
+    async fn locked_properties(
+        &self,
+        key: &str,
+        retention: Option<&Retention>,
+    ) -> Result<Blob, Error> {
+        let mut request = self.blob(key).get_properties();
+        if let Some(retention) = retention {
+            let mut headers = Headers::new();
+            headers.insert(transport::EXPECTED_MODE, retention.mode.clone());
+            headers.insert(transport::EXPECTED_UNTIL, retention.until.to_string());
+            request = request.context(with(headers));
+        }
+        let answer = request.await.map_err(|error| self.explain(key, &error));
+        let is_unlocked =
+            matches!(&answer, Err(Error::Invalid { field, .. }) if field == lock::FIELD);
+        if is_unlocked && let Err(error) = self.delete(key).await {
+            tracing::warn!(%error, key, "a blob without a lock could not be deleted");
+        }
+        answer.map(|answer| answer.blob)
+    }
+
     /// Invariant 12: the size that the service reports must match the sent data.
-    async fn verify(&self, key: &str, written: u64) -> Result<Committed, Error> {
-        let held = self.properties(key).await?.properties;
+    async fn verify(
+        &self,
+        key: &str,
+        written: u64,
+        retention: Option<&Retention>,
+    ) -> Result<Committed, Error> {
+        let held = self.locked_properties(key, retention).await?.properties;
         let size = held.content_length;
         if size == written {
             let tag = Some(held.etag.to_string());
@@ -144,6 +193,8 @@ impl AbsStore {
         let text = Chain(error).to_string();
         if text.contains(transport::TOO_LONG) {
             too_long(&self.place, MAX_PAGE)
+        } else if text.contains(transport::NOT_LOCKED) {
+            lock::not_confirmed()
         } else if text.contains(markup::FAULT) {
             self.place.excessive(format!(
                 "sends a list that the operator rejects: check that the endpoint is an object store ({text})"
@@ -158,11 +209,24 @@ impl AbsStore {
     }
 }
 
-/// A request context with the MD5 of the content. The service rejects the request if the received content has another
-/// MD5.
-fn with_md5(content: &[u8]) -> Context {
+/// A header with the MD5 of the content. The service rejects the request if the received content has another MD5.
+fn md5_of(content: &[u8]) -> Headers {
     let mut headers = Headers::new();
     headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
+    headers
+}
+
+/// Adds the lock to the headers of a request that creates a blob
+/// (<https://learn.microsoft.com/rest/api/storageservices/put-blob>).
+fn add_lock(headers: &mut Headers, retention: Option<&Retention>) {
+    if let Some(retention) = retention {
+        headers.insert(transport::LOCK_MODE, retention.mode.clone());
+        headers.insert(transport::LOCK_UNTIL, retention.http_date());
+    }
+}
+
+/// A request context with additional headers.
+fn with(headers: Headers) -> Context {
     let mut with = Context::new();
     with.insert(CustomHeaders::from(headers));
     with
@@ -198,13 +262,13 @@ impl Sink for AbsSink {
         // The Azure API requires that all block IDs of a blob have the same length, so the ID consists of numbers of
         // fixed width.
         let id = BlockId::new(format!("{:016x}-{number:08}", self.upload));
-        let headers = with_md5(&content);
+        let headers = md5_of(&content);
         let store = &self.store;
         let sent = store
             .bulk
             .blob_client(&self.key)
             .put_block(id.clone(), content)
-            .context(headers)
+            .context(with(headers))
             .await;
         match sent.map_err(|error| store.explain(&self.key, &error)) {
             Ok(_) => Ok(id),
@@ -226,27 +290,32 @@ impl Upload for AbsUpload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let AbsSink { store, key, .. } = &self.sink;
+        let retention = store.retention()?;
+        let retention = retention.as_ref();
         match self.parts.finish().await? {
-            Written::Whole(content) => store.put_whole(key, content).await?,
+            Written::Whole(content) => store.put_whole(key, content, retention).await?,
             Written::Parts(blocks) => {
                 let mut list = BlockList::default();
                 list.blocks
                     .extend(blocks.into_iter().map(BlobBlockType::Uncommitted));
-                let committed = store.bulk.blob_client(key).put_block_list(list).await;
+                let mut headers = Headers::new();
+                add_lock(&mut headers, retention);
+                let commit = store.bulk.blob_client(key).put_block_list(list);
+                let committed = commit.context(with(headers)).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
                     // The client retries `put_block_list`. If the store has processed it but the response was lost,
                     // the store rejects the retry. The upload has succeeded if the blob consists of the blocks of
                     // this upload.
                     return if self.has_own_blocks().await {
-                        store.verify(key, self.parts.written()).await
+                        store.verify(key, self.parts.written(), retention).await
                     } else {
                         Err(failure)
                     };
                 }
             }
         }
-        store.verify(key, self.parts.written()).await
+        store.verify(key, self.parts.written(), retention).await
     }
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
@@ -345,7 +414,13 @@ impl Store for AbsStore {
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        self.put_whole(key, content).await
+        let retention = self.retention()?;
+        let retention = retention.as_ref();
+        self.put_whole(key, content, retention).await?;
+        if retention.is_some() {
+            self.locked_properties(key, retention).await?;
+        }
+        Ok(())
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {

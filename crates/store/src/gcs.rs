@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use api::storage::ObjectLock;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,6 +18,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::failure::Place;
 use crate::limits::within;
+use crate::lock::{self, Retention};
 use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 use crate::resume::{Body, Version, read};
 
@@ -36,6 +38,8 @@ pub struct GcsStore {
     package: Option<Package>,
     json: Json,
     place: Place,
+    /// The lock of new objects against deletion.
+    lock: Option<ObjectLock>,
 }
 
 impl GcsStore {
@@ -74,18 +78,53 @@ impl GcsStore {
             package,
             json: Json::new(endpoint, credentials, place.clone())?,
             place,
+            lock: None,
         })
     }
 
+    /// Locks new objects against deletion.
+    #[must_use]
+    pub fn with_lock(self, lock: Option<ObjectLock>) -> Self {
+        Self { lock, ..self }
+    }
+
+    fn retention(&self) -> Result<Option<Retention>, Error> {
+        self.lock.as_ref().map(Retention::google).transpose()
+    }
+
+    /// Fails if the store does not confirm the lock, and deletes the object, because it would be stored without a lock.
+    async fn check_lock(
+        &self,
+        key: &str,
+        stored: &Resource,
+        retention: Option<&Retention>,
+    ) -> Result<(), Error> {
+        if retention.is_none_or(|retention| stored.has_lock(retention)) {
+            return Ok(());
+        }
+        if let Err(error) = self.json.delete(key).await {
+            tracing::warn!(%error, key, "an object without a lock could not be deleted");
+        }
+        Err(lock::not_confirmed())
+    }
+
     /// Writes an object in one request.
-    async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        if let Some(package) = &self.package {
+    async fn put_whole(
+        &self,
+        key: &str,
+        content: Bytes,
+        retention: Option<&Retention>,
+    ) -> Result<(), Error> {
+        // The response of Google's own client does not confirm the lock.
+        if let Some(package) = self.package.as_ref().filter(|_| retention.is_none()) {
             return package.put(key, content).await;
         }
         let (size, crc32c) = (content.len() as u64, encoded(crc32c::crc32c(&content)));
-        let stored = self.json.put(key, &crc32c, &content).await;
+        let metadata = json::metadata(Some((key, crc32c.as_str())), retention);
+        let stored = self.json.put(key, &metadata, &content).await;
         let stored = stored.map_err(|error| self.place.about_bucket(error))?;
-        check(&stored, size, &crc32c)
+        check(&stored, size, &crc32c)?;
+        self.check_lock(key, &stored, retention).await
     }
 }
 
@@ -171,7 +210,8 @@ impl Store for GcsStore {
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        self.put_whole(key, content).await
+        let retention = self.retention()?;
+        self.put_whole(key, content, retention.as_ref()).await
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {

@@ -14,6 +14,7 @@ pub mod grants;
 mod http;
 mod limits;
 mod local;
+mod lock;
 mod oss;
 mod parts;
 mod port;

@@ -117,14 +117,17 @@ async fn bucket(
     Ok(match source {
         StorageSource::S3(s3) => Arc::new(S3Store::new(s3_config(s3, bucket, secrets)?).await?),
         StorageSource::Oss(oss) => Arc::new(S3Store::new(oss_config(oss, bucket, secrets)?).await?),
-        StorageSource::Abs(abs) => Arc::new(AbsStore::new(&AbsConfig {
-            container: bucket,
-            endpoint: abs.endpoint.clone(),
-            access: match secrets.credentials {
-                Some(data) => AbsAccess::from_secret(data)?,
-                None => AbsAccess::Ambient,
-            },
-        })?),
+        StorageSource::Abs(abs) => {
+            let store = AbsStore::new(&AbsConfig {
+                container: bucket,
+                endpoint: abs.endpoint.clone(),
+                access: match secrets.credentials {
+                    Some(data) => AbsAccess::from_secret(data)?,
+                    None => AbsAccess::Ambient,
+                },
+            })?;
+            Arc::new(store.with_lock(abs.object_lock.clone()))
+        }
         StorageSource::Gcs(gcs) => {
             if let Some(data) = secrets.credentials {
                 GcsAccess::check_endpoint(data, gcs.endpoint.as_deref())?;
@@ -137,7 +140,8 @@ async fn bucket(
                     None => GcsAccess::Ambient,
                 },
             };
-            Arc::new(GcsStore::new(config).await?)
+            let store = GcsStore::new(config).await?;
+            Arc::new(store.with_lock(gcs.object_lock.clone()))
         }
         StorageSource::Pvc(_) | StorageSource::Local(_) => {
             return Err(Error::Other("a directory is not a bucket".to_owned()));

@@ -251,8 +251,8 @@ mod tests {
     fn storage_types_have_no_field_without_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
-            r#""storageType":"GCS","gcs":{"path":"b/k"}"#,
-            r#""storageType":"ABS","abs":{"path":"b/k"}"#,
+            r#""storageType":"GCS","gcs":{"path":"b/k","objectLock":{"mode":"GOVERNANCE","days":7}}"#,
+            r#""storageType":"ABS","abs":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7}}"#,
             r#""storageType":"OSS","oss":{"path":"b/k"}"#,
             r#""storageType":"PVC","pvc":{"claimName":"c","path":"k"}"#,
             r#""storageType":"Local","local":{"path":"k"}"#,

@@ -21,7 +21,8 @@ pub struct RestoreContinuous {
     /// The point to restore.
     pub at: RestorePoint,
     /// If true, the operator only finds the revision of the point, and reports it in `status.backup.continuous`. It
-    /// creates and changes nothing else. To restore the point, set the field to false.
+    /// creates and changes nothing else, except that a pod searches changes on a PersistentVolumeClaim. To restore the
+    /// point, set the field to false.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
 }
@@ -121,10 +122,10 @@ pub(super) fn problems(spec: &EtcdRestoreSpec) -> Vec<Problem> {
         ));
     }
     let kind = spec.backup_storage_type.as_ref();
-    if kind.is_some_and(|kind| matches!(kind, StorageType::Pvc | StorageType::Local)) {
+    if kind == Some(&StorageType::Local) {
         problems.push(Problem::new(
             "spec.backupStorageType",
-            format!("is a directory, but {FIELD} needs a bucket, which the operator can read"),
+            format!("is a directory of the operator, but {FIELD} needs a bucket or a PVC"),
             "copy the recorded objects to a bucket, and name the bucket",
         ));
     }
@@ -201,11 +202,13 @@ mod tests {
                 "spec.bumpRevision",
             ),
             (
-                json!({ "backupStorageType": "PVC" }),
+                json!({ "backupStorageType": "Local" }),
                 "spec.backupStorageType",
             ),
         ] {
             assert_eq!(problems_with(&at, &more), [field], "{more}");
         }
+        let pvc = json!({ "backupStorageType": "PVC" });
+        assert_eq!(problems_with(&at, &pvc), [""; 0]);
     }
 }

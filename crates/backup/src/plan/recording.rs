@@ -60,6 +60,9 @@ pub enum RecordingVerdict {
         location: Option<String>,
         /// The report.
         report: Box<AgentReport>,
+        /// Why the operator cannot apply the current spec to the agent. The agent still runs with the previous one.
+        /// `None` if the agent has the current spec or is updated now.
+        obstacle: Option<Trouble>,
     },
 }
 
@@ -91,6 +94,17 @@ impl RecordingPlan {
 
     fn with(self, step: RecordingStep) -> Self {
         Self { step, ..self }
+    }
+
+    /// Adds the obstacle to a report. A failed request to the API server is no obstacle, because the next check repeats
+    /// the request.
+    fn with_obstacle(mut self, trouble: &Trouble) -> Self {
+        if let RecordingVerdict::Reported { obstacle, .. } = &mut self.verdict
+            && trouble.reason != Reason::StepFailed
+        {
+            *obstacle = Some(trouble.clone());
+        }
+        self
     }
 }
 
@@ -256,7 +270,10 @@ fn plan_agent(
             let stopped = stop(agent, RecordingVerdict::Off);
             RecordingPlan::wait(trouble.clone()).with(stopped.step)
         }
-        (AgentState::Found(found), Err(trouble)) => report(found, None, trouble.clone()),
+        (AgentState::Found(found), Err(trouble)) => {
+            let plan = report(found, None, trouble.clone());
+            plan.with_obstacle(trouble)
+        }
         (AgentState::Found(found), Ok(target)) => {
             let plan = report(found, Some(target.location.clone()), starting());
             let desired = desired(target);
@@ -280,6 +297,7 @@ fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> R
         verdict: RecordingVerdict::Reported {
             location,
             report: Box::new(report.clone()),
+            obstacle: None,
         },
         requeue: Some(CHECK.unsigned_abs()),
     }

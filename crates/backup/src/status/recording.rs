@@ -48,17 +48,34 @@ pub(super) fn record(
             };
             finding(kind, trouble.reason, &trouble.message)
         }
-        RecordingVerdict::Reported { location, report } => {
+        RecordingVerdict::Reported {
+            location,
+            report,
+            obstacle,
+        } => {
             let continuous = status.continuous.get_or_insert_default();
             checked(continuous, generation, now);
             if location.is_some() {
                 continuous.location.clone_from(location);
             }
             copy(continuous, report);
-            judge(continuous, &report.progress)
+            let found = judge(continuous, &report.progress);
+            let message = match obstacle {
+                Some(trouble) => format!("{}; {}", found.message, not_applied(trouble)),
+                None => found.message,
+            };
+            Finding { message, ..found }
         }
     };
     set(&mut status.conditions, &finding, generation, now);
+}
+
+/// The text about an agent that still runs with the previous spec.
+fn not_applied(trouble: &Trouble) -> String {
+    let why = &trouble.message;
+    format!(
+        "the agent still runs with its previous settings, because the operator cannot apply the spec: {why}"
+    )
 }
 
 /// True if the wait needs no attention: the agent starts, or the cluster hibernates.
@@ -187,16 +204,22 @@ pub(super) fn notices(
     after: &EtcdBackupStatus,
 ) -> Vec<Notice> {
     const ACTION: &str = "Record";
-    let report = match verdict {
+    let (report, obstacle) = match verdict {
         RecordingVerdict::Unchanged | RecordingVerdict::Off => return Vec::new(),
         RecordingVerdict::Waiting(trouble) if is_expected(trouble) => return Vec::new(),
         RecordingVerdict::Waiting(trouble) => {
             let reason = trouble.reason.of_event().as_str();
             return vec![Notice::warning(reason, ACTION, trouble.message.clone())];
         }
-        RecordingVerdict::Reported { report, .. } => report,
+        RecordingVerdict::Reported {
+            report, obstacle, ..
+        } => (report, obstacle),
     };
     let mut notices = Vec::new();
+    if let Some(trouble) = obstacle {
+        let reason = trouble.reason.of_event().as_str();
+        notices.push(Notice::warning(reason, ACTION, not_applied(trouble)));
+    }
     let recording = ConditionType::Recording;
     let found = api::conditions::find(&after.conditions, &recording);
     match found.map(|condition| condition.status.as_str()) {

@@ -102,7 +102,6 @@ fn is_lost(claim: &PersistentVolumeClaim) -> bool {
     phase == Some("Lost")
 }
 
-/// The requested and the actual properties of a PVC.
 fn volume(claim: &PersistentVolumeClaim) -> Claim {
     let spec = claim.spec.as_ref();
     let asked = spec

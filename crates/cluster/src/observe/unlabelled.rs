@@ -91,7 +91,6 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     }
 }
 
-/// Returns the names that no object in `list` has.
 fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
     let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
     names.filter(|name| !there.contains(name)).collect()

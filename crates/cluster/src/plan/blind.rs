@@ -8,11 +8,9 @@ use std::collections::BTreeSet;
 use etcd::ClusterId;
 
 use crate::plan::actions::Builder;
-use crate::plan::member_objects;
-use crate::plan::versions;
 use crate::plan::{
-    BLIND, Draft, Label, NewNames, Start, State, adoption, auth, ended, objects, recovery, roll,
-    second,
+    BLIND, Draft, Label, NewNames, Start, State, adoption, auth, ended, member_objects, objects,
+    recovery, roll, second, versions,
 };
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Intent, Observed, Pod, Role};

@@ -12,12 +12,11 @@ use jiff::Timestamp;
 use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::disks::unfit_claim;
-use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{
-    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, objects, retained,
-    versions,
+    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, member_objects, objects,
+    retained, versions,
 };
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
@@ -229,11 +228,8 @@ fn remember(intent: &Intent, draft: &mut Draft) -> bool {
 }
 
 fn first_data(observed: &Observed, name: &str) -> Data {
-    let (pod, disk, service) = (
-        observed.pods.get(name),
-        observed.disks.get(name),
-        observed.services.get(name),
-    );
+    let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
+    let service = observed.services.get(name);
     match view::data(pod, disk, service, false) {
         // If the Service, the pod and the PVC are all missing, the member was never created, because the operator
         // creates the Service first.

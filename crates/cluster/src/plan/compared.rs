@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use crate::plan::versions;
 use crate::plan::view::{MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Seen};
 

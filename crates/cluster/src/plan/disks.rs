@@ -2,8 +2,7 @@
 //! volume replaces the old member: one member at a time, and never below the quorum (invariants 2 and 3).
 
 use crate::plan::actions::{self, Builder};
-use crate::plan::view::Fate;
-use crate::plan::view::{Data, MemberState, View};
+use crate::plan::view::{Data, Fate, MemberState, View};
 use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
 use crate::reason::Reason;

@@ -54,7 +54,6 @@ const REREAD_RESTARTS: i32 = 4;
 /// 40 and 80 s between the restarts.
 const FAILED_RESTARTS: i32 = 5;
 
-/// Text for a PVC in phase `Lost`.
 const VOLUME_LOST: &str = "the volume of the member is lost: the PersistentVolumeClaim exists, but its \
                            PersistentVolume does not";
 

@@ -14,13 +14,12 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::clock::age;
-use crate::plan::Draft;
 use crate::plan::actions::{Builder, note_removal};
 use crate::plan::compared::holds_the_same;
 use crate::plan::conflicts::Earlier;
-use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::View;
+use crate::plan::{Draft, member_objects};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed, Removal};
 

@@ -10,16 +10,15 @@ use crate::clock::age;
 use crate::plan::actions::{self, Builder};
 use crate::plan::change::{remove, remove_voter};
 use crate::plan::conflicts::Earlier;
-use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::size::{
     comes_first, grow, promote, reserve, shrink, wait_for_connections, wait_for_voters,
 };
-use crate::plan::versions::VersionRules;
-use crate::plan::versions::{self, current_version};
-use crate::plan::view::Fate;
-use crate::plan::view::{Data, Health, MemberState, View};
-use crate::plan::{BLIND, Draft, NewNames, SHORTLY, SOON, STEADY, Start, State, roll};
+use crate::plan::versions::{self, VersionRules, current_version};
+use crate::plan::view::{Data, Fate, Health, MemberState, View};
+use crate::plan::{
+    BLIND, Draft, NewNames, SHORTLY, SOON, STEADY, Start, State, member_objects, roll,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 

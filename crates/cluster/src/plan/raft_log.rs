@@ -9,10 +9,9 @@
 
 use api::version::EtcdVersion;
 
-use crate::plan::actions;
 use crate::plan::versions::{self, Course};
 use crate::plan::view::{MemberState, View};
-use crate::plan::{Draft, SHORTLY};
+use crate::plan::{Draft, SHORTLY, actions};
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 use crate::upkeep::raft_log_record;

@@ -161,7 +161,6 @@ pub(super) fn without_quorum<'a>(
 /// The survivor from which the recovery starts, and who approved the recovery.
 type Beginning<'a> = ((&'a str, &'a Status), RecoveryApproval);
 
-/// Reports why the operator does not accept an approval.
 fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
     match approval {
         Approval::Wrong(text) => draft.problem(

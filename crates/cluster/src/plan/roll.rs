@@ -285,10 +285,8 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
     if !pod.ready || !pod.stays() {
         return Some(format!("{name} is not ready"));
     }
-    let (runs, made) = (
-        EtcdVersion::parse(&answer.version).ok(),
-        versions::made_for(pod),
-    );
+    let runs = EtcdVersion::parse(&answer.version).ok();
+    let made = versions::made_for(pod);
     if let (Some(runs), Some(made)) = (&runs, made)
         && *runs != made
     {

@@ -7,10 +7,9 @@ use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
 use crate::plan::actions::{self, Builder};
-use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, MemberState, View};
-use crate::plan::{Draft, Start, State};
+use crate::plan::{Draft, Start, State, member_objects};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 

@@ -9,13 +9,12 @@ use jiff::Timestamp;
 use crate::clock::age;
 use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
-use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
 use crate::plan::versions::{self, VersionRules};
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{
     BLIND, CONNECTED, Draft, NewNames, SHORTLY, SOON, STEADY, actions, backed_up, concurrent_join,
-    objects,
+    member_objects, objects,
 };
 use crate::reason::Reason;
 use crate::snapshot::Desired;
@@ -296,11 +295,9 @@ pub(super) fn grow(
         missing.min(1)
     };
     let names = reserved.get(..count).unwrap_or(reserved);
-    if names.is_empty() {
+    // The Services of all new members must exist first, so that one plan adds all members.
+    if names.is_empty() || names.len() < count {
         return false;
-    }
-    if names.len() < count {
-        return false; // The Services of all new members must exist first, so that one plan adds all members.
     }
     // The addition waits, because etcd rejects an addition while any voter is not connected.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {

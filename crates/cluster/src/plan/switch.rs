@@ -122,10 +122,8 @@ fn serves(member: &MemberState) -> bool {
 /// have, sets the URL of the real listener. This happens to the seed of a recovery if its pod is lost before its TLS
 /// settings are recorded, and if the spec then changes.
 fn correct_peer_url(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
-    let (mode, here) = (
-        TlsMode::of(rollout.at.as_ref()),
-        peers_of(rollout.at.as_ref()),
-    );
+    let mode = TlsMode::of(rollout.at.as_ref());
+    let here = peers_of(rollout.at.as_ref());
     let stages = PeerStage::ALL.iter();
     let others: Vec<PeerListener> = stages
         .flat_map(|stage| stage.listeners())

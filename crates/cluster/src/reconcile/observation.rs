@@ -6,6 +6,7 @@ use std::time::Instant;
 use api::EtcdCluster;
 use api::cluster::ClusterPhase;
 use etcd::Etcd;
+use futures::future::OptionFuture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::Done;
@@ -78,8 +79,8 @@ impl ClusterOperator {
         snapshot
     }
 
-    /// The snapshot for a reconcile that writes nothing, from the last read or from the watch caches. `None` if the
-    /// objects must be read from the API server.
+    /// The snapshot for a reconcile that writes nothing, from the last read, or from the watch caches and the current
+    /// Secrets. `None` if all objects must be read from the API server.
     async fn cached(&self, object: &EtcdCluster) -> Option<KubeSnapshot> {
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         if self.cache.needs_read(&uid, since) {
@@ -90,7 +91,10 @@ impl ClusterOperator {
             return Some(snapshot);
         }
         self.cache.begin(&uid);
-        let objects = observe::watched::objects(&self.watched, object)?;
+        let has_secrets = object.spec.tls.is_some() || object.spec.auth.is_some();
+        let place = has_secrets.then(|| self.reads.acquire());
+        let _place = OptionFuture::from(place).await;
+        let objects = observe::watched::objects(&self.client, &self.watched, object).await?;
         let snapshot = Box::pin(self.complete(objects)).await;
         self.cache.keep(&uid, version, snapshot.clone(), since);
         Some(snapshot)
@@ -233,7 +237,6 @@ impl Round {
     }
 }
 
-/// Generates the names for one observation.
 fn new_names(snapshot: &KubeSnapshot) -> Seed {
     Seed::new(snapshot.cluster.name_any(), rand::random())
 }

@@ -186,6 +186,8 @@ pub(crate) enum Mutation {
     ForgetsWhatServed,
     /// The recorded version of a silent member counts as proof that the next version has never run.
     GoesBackUnproven,
+    /// The operator does not see that a downgrade is enabled. A test in the module `downgrade` must detect this mistake.
+    OverlooksDowngrade,
     /// A plan from watch caches, which may be stale, is executed. A test in the module `stale` must detect this
     /// mistake.
     ActsOnCaches,

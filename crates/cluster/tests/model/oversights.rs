@@ -25,6 +25,7 @@ impl Mutation {
             Self::ForgetsWhatServed | Self::GoesBackUnproven => {
                 self.mistakes_a_served_version(&mut observed);
             }
+            Self::OverlooksDowngrade => Self::overlooks_a_downgrade(&mut observed),
             _ => self.mistakes_a_volume(&mut observed),
         }
         (desired, observed)

@@ -3,13 +3,14 @@
 use bytes::Bytes;
 use etcd::KeyHash;
 use etcd_client::{
-    Client, CompactionOptions, ConnectOptions, DeleteOptions, Error, GetOptions, LeaseGrantOptions,
-    LeaseTimeToLiveOptions, PutOptions, ResponseHeader, Txn, TxnOp,
+    Client, CompactionOptions, Compare, CompareOp, ConnectOptions, DeleteOptions, Error,
+    GetOptions, LeaseGrantOptions, LeaseTimeToLiveOptions, PutOptions, ResponseHeader, Txn, TxnOp,
 };
 
 use super::leases::LeaseRenewal;
 use super::operations::{Part, key_after, parts};
-use crate::record::{Lease, Transaction};
+use super::window::{Answer, Attempt, Guard};
+use crate::record::Lease;
 
 /// The TTL in seconds of a lease whose TTL was not recorded.
 const UNKNOWN_TTL: i64 = 60;
@@ -49,10 +50,10 @@ impl Target {
         Ok(revision(answer.header()))
     }
 
-    /// Sends the changes of a transaction in one etcd transaction. Returns its revision.
-    pub(super) async fn apply(&self, transaction: &Transaction) -> Result<i64, Error> {
+    /// Sends the changes of a transaction in one etcd transaction, with its guard.
+    pub(super) async fn apply(&self, attempt: &Attempt) -> Result<Answer, Error> {
         let mut operations = Vec::new();
-        for part in parts(&transaction.changes) {
+        for part in parts(&attempt.transaction.changes) {
             match part {
                 Part::Single(change) => operations.push(match &change.value {
                     Some(value) => {
@@ -68,9 +69,14 @@ impl Target {
                 }
             }
         }
+        let compares: Vec<Compare> = attempt.guard.iter().map(compare).collect();
         let mut client = self.client.kv_client();
-        let answer = client.txn(Txn::new().and_then(operations)).await?;
-        Ok(revision(answer.header()))
+        let transaction = Txn::new().when(compares).and_then(operations);
+        let answer = client.txn(transaction).await?;
+        Ok(Answer {
+            applied: answer.succeeded(),
+            revision: revision(answer.header()),
+        })
     }
 
     /// The operations that delete these keys, which must be in ascending order: one deletion of a range if the target
@@ -163,6 +169,15 @@ impl Target {
         let mut client = self.client.kv_client();
         client.compact(revision, Some(options)).await.map(|_| ())
     }
+}
+
+/// The comparison of a guard. For a missing key, etcd compares the modification revision 0.
+fn compare(guard: &Guard) -> Compare {
+    let (key, revision) = match guard {
+        Guard::Modified { key, revision } => (key, *revision),
+        Guard::Deleted { key } => (key, 0),
+    };
+    Compare::mod_revision(key.clone(), CompareOp::Equal, revision)
 }
 
 fn revision(header: Option<&ResponseHeader>) -> i64 {

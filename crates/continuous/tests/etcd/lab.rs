@@ -84,7 +84,19 @@ impl Lab {
 
     /// Starts an etcd with the snapshot of a base.
     pub(crate) async fn restore(&self, base: &StoredBase) -> EtcdProcess {
+        self.restore_with(base, &[]).await
+    }
+
+    /// Starts an etcd with the snapshot of a base and with these environment variables.
+    pub(crate) async fn restore_with(
+        &self,
+        base: &StoredBase,
+        variables: &[(&str, &str)],
+    ) -> EtcdProcess {
+        let variables = variables.iter();
+        let owned = variables.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let start = Start {
+            variables: owned.collect(),
             flags: [
                 "--unsafe-no-fsync",
                 "--max-txn-ops=10000",

@@ -7,4 +7,5 @@ mod capture;
 mod exact;
 mod history;
 mod lab;
+mod pipeline;
 mod speed;

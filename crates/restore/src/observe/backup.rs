@@ -2,7 +2,7 @@
 
 use api::backup::{StoredBackup, name};
 use api::cluster::EtcdClusterSpec;
-use api::restore::ChosenBackup;
+use api::restore::{ChosenBackup, RestoreEncryption};
 use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 
 use super::bucket::{open, secret};
 use super::stored::{newest, newest_by};
-use super::{ObserveContext, STORE_TIMEOUT, copies, point, read};
+use super::{ObserveContext, STORE_TIMEOUT, copies, point, read, search};
 use crate::encryption;
 use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::Source;
+use crate::snapshot::{Missing, Source};
 use crate::source;
 
 /// Returns the recorded backup if it is valid, or else the backup in the spec. While the restore holds the lock
@@ -29,7 +29,7 @@ pub(super) async fn choose(
     restore: &EtcdRestore,
     namespace: &str,
     locked: bool,
-) -> Result<ChosenBackup, Trouble> {
+) -> Result<ChosenBackup, Missing> {
     if let Some(chosen) = choice::valid_record(restore, locked) {
         return Ok(chosen.clone());
     }
@@ -41,7 +41,7 @@ async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-) -> Result<ChosenBackup, Trouble> {
+) -> Result<ChosenBackup, Missing> {
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
@@ -55,14 +55,7 @@ async fn named(
         return match &spec.continuous {
             Some(_) => {
                 let keys = spec.encryption.clone();
-                Box::pin(point::find(
-                    context,
-                    restore,
-                    namespace,
-                    (source, None),
-                    keys,
-                ))
-                .await
+                point(context, restore, namespace, (source, None), keys).await
             }
             None => Ok(choice::chosen_from(restore, source)),
         };
@@ -80,7 +73,7 @@ async fn named(
     if spec.continuous.is_some() {
         let recorded = point::recorded_by(&backup)?;
         let keys = encryption::of_changes(restore, &backup);
-        let found = Box::pin(point::find(context, restore, namespace, recorded, keys)).await;
+        let found = point(context, restore, namespace, recorded, keys).await;
         return found.map(|chosen| ChosenBackup {
             etcd_backup: Some(name.clone()),
             ..chosen
@@ -89,6 +82,24 @@ async fn named(
     let (source, stored) = newest_of(&backup, reference.before.as_ref())?;
     let encryption = encryption::by_name(restore, &backup, &stored)?;
     Ok(choice::chosen_by_name(restore, source, &stored, encryption))
+}
+
+/// Finds the point in `spec.continuous.at`. Only a pod can read recorded changes on a PersistentVolumeClaim.
+async fn point(
+    context: &ObserveContext<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    (directory, complete): (StorageBlock, Option<i64>),
+    encryption: Option<RestoreEncryption>,
+) -> Result<ChosenBackup, Missing> {
+    if let StorageSource::Pvc(pvc) = directory.source() {
+        require_pvc(context, namespace, pvc).await?;
+        let place = (&directory, complete);
+        return Box::pin(search::find(context, restore, pvc, place, encryption)).await;
+    }
+    let place = (directory, complete);
+    let found = point::find(context, restore, namespace, place, encryption);
+    Box::pin(found).await.map_err(Missing::from)
 }
 
 /// Returns the storage block of the newest complete backup of an EtcdBackup, and its entry in the status. With
@@ -196,7 +207,8 @@ async fn check_one(
         let keys = data.as_ref().map(Keys::of);
         encryption::check_recorded_key(backup, keys.as_ref())?;
         if let StorageSource::Pvc(pvc) = &source {
-            return check_pvc(context, restore, namespace, existing, pvc).await;
+            let spec = check_pvc(context, restore, namespace, existing, pvc).await?;
+            return without_auth(backup, spec);
         }
         let opened = open(context, namespace, block).await?;
         let reads = context.reads.acquire(Place {
@@ -223,12 +235,7 @@ async fn check_one(
         }
         choice::add_metadata(backup, manifest.as_ref(), stored);
         let spec = spec_to_restore(restore, existing, manifest.as_ref())?;
-        if backup.continuous.is_some() && spec.auth.is_some() {
-            let message = "spec.continuous: the cluster uses authentication, and the operator cannot replay changes \
-                           into such a cluster yet: restore a backup";
-            return Err(Trouble::new(Reason::NotSupported, message));
-        }
-        Ok(spec)
+        without_auth(backup, spec)
     };
     timeout(STORE_TIMEOUT, check).await.unwrap_or_else(|_| {
         let message = format!(
@@ -238,7 +245,17 @@ async fn check_one(
     })
 }
 
-/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read and check the backup on it.
+/// Fails if recorded changes would be replayed into a cluster with authentication.
+fn without_auth(backup: &ChosenBackup, spec: EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
+    if backup.continuous.is_some() && spec.auth.is_some() {
+        let message = "spec.continuous: the cluster uses authentication, and the operator cannot replay changes into \
+                       such a cluster yet: restore a backup";
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    Ok(spec)
+}
+
+/// Checks that the PersistentVolumeClaim exists. Only a pod can read and check the backup on it.
 async fn check_pvc(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -246,6 +263,23 @@ async fn check_pvc(
     existing: Option<&EtcdClusterSpec>,
     pvc: &PvcSource,
 ) -> Result<EtcdClusterSpec, Trouble> {
+    require_pvc(context, namespace, pvc).await?;
+    match (existing, &restore.spec.etcd_cluster.template) {
+        (Some(_), _) | (None, Some(_)) => spec_to_restore(restore, existing, None),
+        (None, None) => {
+            let message = "spec.etcdCluster.template: the operator cannot read the manifest of a backup on a \
+                           PersistentVolumeClaim: set the spec of the cluster to create";
+            Err(Trouble::new(Reason::InvalidSpec, message))
+        }
+    }
+}
+
+/// Fails if the PersistentVolumeClaim does not exist.
+async fn require_pvc(
+    context: &ObserveContext<'_>,
+    namespace: &str,
+    pvc: &PvcSource,
+) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let found = read::<PersistentVolumeClaim>(context.client, namespace, name).await;
     if found
@@ -257,12 +291,5 @@ async fn check_pvc(
         );
         return Err(Trouble::new(Reason::BackupMissing, message));
     }
-    match (existing, &restore.spec.etcd_cluster.template) {
-        (Some(_), _) | (None, Some(_)) => spec_to_restore(restore, existing, None),
-        (None, None) => {
-            let message = "spec.etcdCluster.template: the operator cannot read the manifest of a backup on a \
-                           PersistentVolumeClaim: set the spec of the cluster to create";
-            Err(Trouble::new(Reason::InvalidSpec, message))
-        }
-    }
+    Ok(())
 }

@@ -19,6 +19,7 @@ use super::{ObserveContext, bucket};
 use crate::encryption::FIELD;
 use crate::plan::choice;
 use crate::reason::{Reason, Trouble};
+use crate::search::FoundBase;
 use crate::seed::content::in_content;
 use crate::source::{self, OpenedSource};
 
@@ -63,14 +64,13 @@ pub(super) async fn find(
     (directory, complete): (StorageBlock, Option<i64>),
     encryption: Option<RestoreEncryption>,
 ) -> Result<ChosenBackup, Trouble> {
-    let wanted = restore.spec.continuous.as_ref().map(|block| &block.at);
-    let Some((field, point)) = wanted.and_then(requested) else {
-        let message = "spec.continuous.at: set exactly one of time, revision and latest: true";
-        return Err(Trouble::new(Reason::InvalidSpec, message));
+    let at = restore.spec.continuous.as_ref().map(|block| &block.at);
+    let (Some(at), Some((field, _))) = (at, at.and_then(requested)) else {
+        return Err(no_point());
     };
     if let StorageSource::Pvc(_) | StorageSource::Local(_) = directory.source() {
-        let message = "spec.continuous: the operator cannot read the recorded changes on a PersistentVolumeClaim or \
-                       in a directory: copy them to a bucket, and set the storage block of the bucket";
+        let message = "spec.continuous: the operator cannot read recorded changes in a directory: copy them to a \
+                       bucket, and set the storage block of the bucket";
         return Err(Trouble::new(Reason::NotSupported, message));
     }
     let search = async {
@@ -79,27 +79,16 @@ pub(super) async fn find(
         let data = bucket::secret(context, namespace, named).await?;
         let keys = data.as_ref().map(Keys::of);
         let opened = bucket::open(context, namespace, &directory).await?;
-        let location = choice::location(&directory);
         let reads = context.reads.acquire(Place {
             namespace: namespace.to_owned(),
-            store: location.clone(),
+            store: choice::location(&directory),
             in_pod: false,
         });
         let _slot = reads.await;
-        let prefix = format!("{}/", opened.0.key);
-        let requires_encryption = keys.is_some();
-        let store = EncryptedStore::for_reading(opened.0.store.as_ref(), keys);
-        let found = find_point(&store, &prefix, point, complete, requires_encryption).await;
-        let found = found.map_err(|error| {
-            let trouble = || trouble(&error, field, &location);
-            in_encryption(&error, field, &location, secret).unwrap_or_else(trouble)
-        })?;
-        check_snapshot(&opened, &found).await?;
-        let record = chosen(restore, &directory, &opened.0.key, &found)?;
-        Ok(ChosenBackup {
-            encryption: encryption.clone(),
-            ..record
-        })
+        let found = find_in(&opened, &directory, (at, complete), (keys, secret));
+        let found = Box::pin(found).await?;
+        let place = (&directory, opened.0.key.as_str());
+        chosen(restore, place, found, encryption.clone())
     };
     timeout(TIME_LIMIT, search).await.unwrap_or_else(|_| {
         let message = format!(
@@ -108,6 +97,33 @@ pub(super) async fn find(
         );
         Err(Trouble::new(Reason::StoreUnreachable, message))
     })
+}
+
+fn no_point() -> Trouble {
+    let message = "spec.continuous.at: set exactly one of time, revision and latest: true";
+    Trouble::new(Reason::InvalidSpec, message)
+}
+
+/// Searches the point in an open store. `keys` are the keys of the Secret with the name `secret`. Without keys, the
+/// changes must not be encrypted.
+pub(crate) async fn find_in(
+    opened: &OpenedSource,
+    directory: &StorageBlock,
+    (at, complete): (&RestorePoint, Option<i64>),
+    (keys, secret): (Option<Keys>, Option<&str>),
+) -> Result<FoundBase, Trouble> {
+    let (field, point) = requested(at).ok_or_else(no_point)?;
+    let location = choice::location(directory);
+    let prefix = format!("{}/", opened.0.key);
+    let requires_encryption = keys.is_some();
+    let store = EncryptedStore::for_reading(opened.0.store.as_ref(), keys);
+    let found = find_point(&store, &prefix, point, complete, requires_encryption).await;
+    let found = found.map_err(|error| {
+        let trouble = || trouble(&error, field, &location);
+        in_encryption(&error, field, &location, secret).unwrap_or_else(trouble)
+    })?;
+    check_snapshot(opened, &found).await?;
+    found_base(directory, &prefix, &found)
 }
 
 /// The field of the requested point, and the point. `None` unless exactly one field is set.
@@ -152,39 +168,27 @@ async fn check_snapshot(opened: &OpenedSource, found: &FoundPoint) -> Result<(),
     Err(Trouble::new(Reason::SnapshotUnreadable, message))
 }
 
-/// The record of a point. Its backup is the snapshot of the base. `key` is the key of the directory in the store.
-fn chosen(
-    restore: &EtcdRestore,
+/// The result of a search. `prefix` is the prefix of all recorded objects in the store.
+fn found_base(
     directory: &StorageBlock,
-    key: &str,
+    prefix: &str,
     found: &FoundPoint,
-) -> Result<ChosenBackup, Trouble> {
+) -> Result<FoundBase, Trouble> {
     let base = &found.base.base;
-    let source = directory.source();
-    let bucket = source.path().strip_suffix(key);
-    let (Some(bucket), Some(time), Some(base_time)) =
-        (bucket, micro_time(found.at.time), micro_time(base.created))
+    let (Some(time), Some(base_time)) = (micro_time(found.at.time), micro_time(base.created))
     else {
-        let message = format!(
-            "spec.continuous: the base with revision {} in {} has no valid time or path",
-            base.revision,
-            choice::location(directory)
-        );
-        return Err(Trouble::new(Reason::SnapshotUnreadable, message));
+        return Err(invalid_base(directory, base.revision));
     };
-    let source = directory
-        .clone()
-        .at(format!("{bucket}{}", base.snapshot.key));
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    Ok(ChosenBackup {
-        etcd_revision: Some(base.revision),
-        stored_size: Some(number(base.stored_size())),
-        sha256: Some(base.snapshot.sha256.to_ascii_lowercase()),
+    Ok(FoundBase {
+        snapshot: base.snapshot.key.clone(),
+        stored_size: number(base.stored_size()),
+        sha256: base.snapshot.sha256.to_ascii_lowercase(),
         encryption_key: base.encryption.as_ref().map(|found| EncryptionKey {
             name: found.key.name.clone(),
             id: found.key.id.clone(),
         }),
-        continuous: Some(ChosenPoint {
+        point: ChosenPoint {
             revision: found.at.revision,
             time,
             base: found.base.name.to_string(),
@@ -193,10 +197,44 @@ fn chosen(
             cluster_id: base.cluster_id.to_string(),
             segments: number(found.segments),
             segment_bytes: number(found.bytes),
-            prefix: format!("{key}/"),
-        }),
+            prefix: prefix.to_owned(),
+        },
+    })
+}
+
+/// The record of a point. Its backup is the snapshot of the base. `key` is the key of the directory in the store. Fails
+/// if the snapshot is in another directory.
+pub(super) fn chosen(
+    restore: &EtcdRestore,
+    (directory, key): (&StorageBlock, &str),
+    found: FoundBase,
+    encryption: Option<RestoreEncryption>,
+) -> Result<ChosenBackup, Trouble> {
+    let (source, own) = (directory.source(), format!("{key}/"));
+    let is_own = found.point.prefix == own
+        && found.snapshot.starts_with(&own)
+        && !found.snapshot.split('/').any(|part| part == "..");
+    let Some(bucket) = source.path().strip_suffix(key).filter(|_| is_own) else {
+        return Err(invalid_base(directory, found.point.base_revision));
+    };
+    let source = directory.clone().at(format!("{bucket}{}", found.snapshot));
+    Ok(ChosenBackup {
+        etcd_revision: Some(found.point.base_revision),
+        stored_size: Some(found.stored_size),
+        sha256: Some(found.sha256),
+        encryption,
+        encryption_key: found.encryption_key,
+        continuous: Some(found.point),
         ..choice::chosen_from(restore, source)
     })
+}
+
+fn invalid_base(directory: &StorageBlock, revision: i64) -> Trouble {
+    let message = format!(
+        "spec.continuous: the base with revision {revision} in {} has no valid time or path",
+        choice::location(directory)
+    );
+    Trouble::new(Reason::SnapshotUnreadable, message)
 }
 
 fn micro_time(micros: i64) -> Option<MicroTime> {

@@ -24,6 +24,7 @@ mod copies;
 mod keys;
 mod points;
 mod requests;
+mod searches;
 
 /// Observes a restore with this API server and this etcd.
 async fn observe_once(client: &Client, etcd: &dyn Etcd, restore: &EtcdRestore) -> Observation {

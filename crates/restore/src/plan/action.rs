@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::OldPod;
@@ -75,6 +76,10 @@ pub enum Action {
     StopOldMembers(Vec<OldPod>),
     /// Set the labels with which Services select the seed's pod.
     Join,
+    /// Create the pod that searches recorded changes on a PVC.
+    StartSearch(Box<Pod>),
+    /// Delete the pod, because its result is old.
+    EndSearch(Box<Pod>),
     /// Delete the EtcdRestore after `ttlSecondsAfterFinished`.
     Expire,
     /// Remove the restore lock, so that the cluster operator manages the cluster.
@@ -109,6 +114,8 @@ impl Action {
             Self::StopOldMembers(_) => "restore-before-stop-former",
             Self::Join => "restore-before-join",
             Self::ReleaseLock => "restore-before-release-claim",
+            Self::StartSearch(_) => "restore-before-start-search",
+            Self::EndSearch(_) => "restore-before-end-search",
             Self::Expire => "restore-before-expire",
         }
     }
@@ -164,6 +171,7 @@ impl Plan {
             Reason::PodNotStarting
             | Reason::StoreUnreachable
             | Reason::StepFailed
+            | Reason::InProgress
             | Reason::Unknown => Self::wait(trouble.clone()),
             _ => Self::stuck(trouble.clone()),
         }

@@ -2,7 +2,7 @@
 
 use api::EtcdRestore;
 
-use super::{Plan, choice, in_place, is_verified};
+use super::{Plan, choice, in_place, is_verified, search};
 use crate::naming;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Snapshot, Source};
@@ -22,10 +22,12 @@ pub(super) fn has_lock(restore: &EtcdRestore, cluster: &Cluster) -> bool {
     matches!(cluster, Cluster::Present(cluster) if cluster.lock.as_deref() == Some(uid))
 }
 
-/// Records the point, and then reports it. Changes nothing else.
+/// Records the point, and then reports it. Changes nothing else, except that a pod searches recorded changes on a PVC.
 pub(super) fn report(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
-    if let Source::Unavailable(trouble) = &snapshot.source {
-        return Plan::trouble(trouble);
+    match &snapshot.source {
+        Source::Unavailable(trouble) => return Plan::trouble(trouble),
+        Source::Search(step) => return search::plan(step),
+        Source::NotRead | Source::Ready(_) => {}
     }
     if let Some(plan) = choice::to_record(restore, snapshot, false) {
         return plan;

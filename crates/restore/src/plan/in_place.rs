@@ -17,7 +17,7 @@ pub use super::abandoned::{is_aborted, is_deleted};
 use super::choice;
 use super::{
     Action, NAME_TAKEN, OUTAGE_POLL, Plan, PlanState, ended, joining, missing, prepare_seed,
-    refuse, seed_is_recorded, unfit, verified,
+    refuse, search, seed_is_recorded, unfit, verified,
 };
 use crate::naming;
 use crate::reason::{Reason, Trouble};
@@ -71,6 +71,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     match &snapshot.source {
         Source::NotRead => return Plan::wait_for("waiting for the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
+        Source::Search(step) => return search::plan(step),
         Source::Ready(_) => {}
     }
     let existing = ReplacesStatus {

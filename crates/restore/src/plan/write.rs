@@ -42,7 +42,7 @@ pub enum Object {
     Service(Box<Service>),
     /// The PVC of the seed.
     Pvc(Box<PersistentVolumeClaim>),
-    /// The pod of the seed.
+    /// The pod of the seed, or the pod that searches recorded changes.
     Pod(Box<Pod>),
 }
 
@@ -159,6 +159,11 @@ pub fn write(
                 patch,
             )]
         }
+        Action::StartSearch(pod) => vec![
+            Request::Confirm(Check::RestoreUnchanged),
+            Request::Create(Object::Pod(pod.clone())),
+        ],
+        Action::EndSearch(pod) => vec![Request::Delete(Object::Pod(pod.clone()))],
         Action::Expire => vec![Request::DeleteRestore],
     })
 }

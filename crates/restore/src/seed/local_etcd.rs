@@ -90,6 +90,9 @@ impl LocalEtcd {
         if settings.tool.file_name() == Some(OsStr::new("etcdutl")) {
             command.arg("--unsafe-no-fsync");
         }
+        // With one processor, the Go scheduler of etcd changes the order of concurrent requests less often. The replay
+        // must send a request again that has overtaken another one.
+        command.env("GOMAXPROCS", "1");
         // Variables of the pod must not change the flags, for example by an automatic compaction.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("ETCD_") {

@@ -7,10 +7,15 @@ use azure_core::headers::{HeaderName, HeaderValue, Headers};
 use azure_core::{Body, HttpClient, Method, Request, Response, StatusCode};
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
+use jiff::fmt::rfc2822::DateTimeParser;
 
 use super::markup;
 use crate::http::{self, Unread};
 use crate::limits::{MAX_ANSWER, MAX_PAGE};
+use crate::lock::Retention;
+
+/// Parses dates in HTTP headers.
+const HTTP_DATES: DateTimeParser = DateTimeParser::new();
 
 /// Sends the requests of the Azure client unchanged.
 #[derive(Debug)]
@@ -27,7 +32,9 @@ impl HttpClient for Transport {
             .0
             .request(method(*request.method())?, request.url().clone());
         for (name, value) in request.headers().iter() {
-            sent = sent.header(name.as_str(), value.as_str());
+            if *name != EXPECTED_MODE && *name != EXPECTED_UNTIL {
+                sent = sent.header(name.as_str(), value.as_str());
+            }
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
@@ -45,6 +52,10 @@ impl HttpClient for Transport {
             .context(ErrorKind::Io, "the request has no response")?;
         let status = StatusCode::try_from(answer.status().as_u16())
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
+        if status.is_success() && !has_expected_lock(request, &answer) {
+            let fault = azure_core::Error::message(ErrorKind::DataConversion, NOT_LOCKED);
+            return Err(fault);
+        }
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
             // The header `retry-after` is removed, because the Azure client would wait as long as the store demands,
@@ -82,6 +93,47 @@ fn ended_early(error: reqwest::Error) -> azure_core::Error {
         error,
         "the connection broke before the end of the response",
     )
+}
+
+/// The mode of the lock in a request that creates a blob, and in the response to a request for the properties.
+pub(super) const LOCK_MODE: HeaderName = HeaderName::from_static("x-ms-immutability-policy-mode");
+
+/// The end of the lock in the same requests and responses.
+pub(super) const LOCK_UNTIL: HeaderName =
+    HeaderName::from_static("x-ms-immutability-policy-until-date");
+
+/// With this header and [`EXPECTED_UNTIL`], a request succeeds only if the response reports a lock with this mode. The
+/// Azure client does not return the lock. Neither header is sent.
+pub(super) const EXPECTED_MODE: HeaderName = HeaderName::from_static("expected-lock-mode");
+
+/// The end of the expected lock.
+pub(super) const EXPECTED_UNTIL: HeaderName = HeaderName::from_static("expected-lock-until");
+
+/// The error for a response that does not report the expected lock.
+pub(super) const NOT_LOCKED: &str = "the response does not report the lock of the blob";
+
+/// Whether the response reports the lock that the request expects. True if the request expects no lock.
+fn has_expected_lock(request: &Request, answer: &reqwest::Response) -> bool {
+    let Some(mode) = request.headers().get_optional_str(&EXPECTED_MODE) else {
+        return true;
+    };
+    let until = request.headers().get_optional_str(&EXPECTED_UNTIL);
+    let Some(until) = until.and_then(|until| until.parse().ok()) else {
+        return false;
+    };
+    let expected = Retention {
+        mode: mode.to_owned(),
+        until,
+    };
+    let found = text_of(answer, &LOCK_UNTIL);
+    let found = found.and_then(|text| HTTP_DATES.parse_timestamp(text).ok());
+    expected.is_confirmed_by(text_of(answer, &LOCK_MODE).unwrap_or_default(), found)
+}
+
+/// The value of a header.
+fn text_of<'a>(answer: &'a reqwest::Response, name: &HeaderName) -> Option<&'a str> {
+    let value = answer.headers().get(name.as_str())?;
+    value.to_str().ok()
 }
 
 /// The error for a response longer than [`MAX_PAGE`] starts with this text.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer};
 use crate::failure::Place;
 use crate::http::{self, Unread};
 use crate::limits::{Listing, MAX_ANSWER, MAX_PAGE, MAX_PAGE_ENTRIES, too_long};
+use crate::lock::Retention;
 use crate::port::{Error, Object};
 use crate::resume::{Body, check_range};
 
@@ -53,6 +54,17 @@ pub(super) struct Resource {
     /// A number that changes with every write of the object.
     #[serde(default)]
     generation: Option<Generation>,
+    /// The lock of the object against deletion.
+    #[serde(default)]
+    retention: Option<StoredRetention>,
+}
+
+/// The lock of a stored object.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct StoredRetention {
+    mode: String,
+    retain_until_time: String,
 }
 
 /// The generation in a JSON response, as a number or as text.
@@ -168,6 +180,15 @@ impl Resource {
         }
     }
 
+    /// Whether the object has this lock.
+    pub(super) fn has_lock(&self, lock: &Retention) -> bool {
+        let stored = self.retention.as_ref();
+        stored.is_some_and(|stored| {
+            let until = stored.retain_until_time.parse().ok();
+            lock.is_confirmed_by(&stored.mode, until)
+        })
+    }
+
     pub(super) fn described(&self) -> Result<Object, Error> {
         let updated = self.updated.as_deref();
         let updated = updated.and_then(|text| text.parse::<jiff::Timestamp>().ok());
@@ -178,6 +199,21 @@ impl Resource {
             tag: self.tag(),
         })
     }
+}
+
+/// The metadata of a new object, as JSON. `content` is the name of the object and the CRC32C of its content.
+pub(super) fn metadata(content: Option<(&str, &str)>, retention: Option<&Retention>) -> String {
+    let mut fields = serde_json::Map::new();
+    if let Some((name, crc32c)) = content {
+        fields.insert("name".to_owned(), name.into());
+        fields.insert("crc32c".to_owned(), crc32c.into());
+    }
+    if let Some(Retention { mode, until }) = retention {
+        let until = until.to_string();
+        let retention = serde_json::json!({ "mode": mode, "retainUntilTime": until });
+        fields.insert("retention".to_owned(), retention);
+    }
+    serde_json::Value::Object(fields).to_string()
 }
 
 /// The body of a multipart request: the metadata and the content
@@ -219,20 +255,19 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request. The store rejects the request if the content does not match the CRC32C in the
-    /// request. A retry is harmless, because it writes the same content.
+    /// Writes an object in one request. The store rejects the request if the content does not match the CRC32C in
+    /// `metadata`. A retry is harmless, because it writes the same content.
     pub(super) async fn put(
         &self,
         key: &str,
-        crc32c: &str,
+        metadata: &str,
         content: &[u8],
     ) -> Result<Resource, Error> {
         let mut url = self.url(&["upload", "storage", "v1", "b"], None)?;
         url.query_pairs_mut().append_pair("uploadType", "multipart");
-        let metadata = serde_json::json!({ "name": key, "crc32c": crc32c }).to_string();
         // The boundary is random, so that it does not occur in the content.
         let boundary = format!("{:032x}", rand::random::<u128>());
-        let body = Bytes::from(multipart(&boundary, &metadata, content));
+        let body = Bytes::from(multipart(&boundary, metadata, content));
         let request = || {
             self.bulk
                 .post(url.clone())

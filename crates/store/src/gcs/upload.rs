@@ -12,8 +12,9 @@ use reqwest::{Method, StatusCode, Url};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::json::{ATTEMPTS, Answer, Resource, backoff, read};
+use super::json::{ATTEMPTS, Answer, Resource, backoff, metadata, read};
 use super::{GcsStore, check, encoded};
+use crate::lock::Retention;
 use crate::port::{Committed, Error, Upload};
 
 /// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
@@ -35,6 +36,8 @@ struct Session {
     store: GcsStore,
     key: String,
     url: Url,
+    /// The requested lock of the object.
+    retention: Option<Retention>,
 }
 
 struct Chunk {
@@ -51,13 +54,15 @@ impl Session {
         url.query_pairs_mut()
             .append_pair("uploadType", "resumable")
             .append_pair("name", key);
+        let retention = store.retention()?;
+        let body = metadata(None, retention.as_ref());
         let begun = store
             .json
             .call(key, |client| {
                 client
                     .request(Method::POST, url.clone())
                     .header("content-type", "application/json")
-                    .body("{}")
+                    .body(body.clone())
             })
             .await
             .map_err(|error| store.place.about_bucket(error))?;
@@ -70,6 +75,7 @@ impl Session {
             store: store.clone(),
             key: key.to_owned(),
             url: place,
+            retention,
         })
     }
 
@@ -243,9 +249,14 @@ impl GcsUpload {
         }
     }
 
-    async fn verify(&self, written: u64) -> Result<Committed, Error> {
+    async fn verify(
+        &self,
+        written: u64,
+        retention: Option<&Retention>,
+    ) -> Result<Committed, Error> {
         let held = self.store.json.object(&self.key).await?;
         check(&held, written, &encoded(self.crc32c))?;
+        self.store.check_lock(&self.key, &held, retention).await?;
         let tag = held.tag();
         Ok(Committed { size: written, tag })
     }
@@ -288,8 +299,10 @@ impl Upload for GcsUpload {
         let content = std::mem::take(&mut self.filling).freeze();
         let written = self.sent + content.len() as u64;
         let Some(session) = self.session.clone() else {
-            self.store.put_whole(&self.key, content).await?;
-            return self.verify(written).await;
+            let retention = self.store.retention()?;
+            let retention = retention.as_ref();
+            self.store.put_whole(&self.key, content, retention).await?;
+            return self.verify(written, retention).await;
         };
         let last = Chunk {
             from: self.sent,
@@ -302,7 +315,7 @@ impl Upload for GcsUpload {
             ));
         }
         self.session = None;
-        self.verify(written).await
+        self.verify(written, session.retention.as_ref()).await
     }
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {

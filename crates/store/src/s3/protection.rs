@@ -1,11 +1,10 @@
 //! Protection of stored S3 objects: server-side encryption and locks against deletion. Performs no I/O.
 
-use std::time::{Duration, SystemTime};
-
 use api::storage::{ObjectLock, ObjectLockMode as Mode, ServerSideEncryption as Encryption};
 use aws_sdk_s3::primitives::DateTime;
 use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 
+use crate::lock;
 use crate::port::Error;
 
 /// Server-side encryption and lock of stored objects. The default is neither.
@@ -44,16 +43,8 @@ impl S3Protection {
 
     /// An object that is uploaded now is locked until this time. `None` without a lock.
     pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
-        let Some(lock) = &self.lock else {
-            return Ok(None);
-        };
-        let days = u64::try_from(lock.days).ok().filter(|days| *days > 0);
-        let days = days.ok_or_else(|| Error::Invalid {
-            field: "objectLock.days".to_owned(),
-            problem: format!("is {}: use 1 or more", lock.days),
-        })?;
-        let until = SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60);
-        Ok(Some(DateTime::from(until)))
+        let until = self.lock.as_ref().map(lock::until).transpose()?;
+        Ok(until.map(DateTime::from))
     }
 
     /// Fails if the store does not confirm the encryption, because some stores accept the request and do not encrypt
@@ -76,6 +67,8 @@ impl S3Protection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]

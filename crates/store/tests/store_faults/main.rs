@@ -4,6 +4,7 @@
 
 mod answers;
 mod checksums;
+mod locks;
 mod proxy;
 
 use std::sync::Arc;

@@ -25,6 +25,8 @@ pub(crate) enum Harm {
     Stale,
     /// The server processes the request, and the proxy changes or removes these headers of the response.
     Headers(&'static [(&'static str, Option<&'static str>)]),
+    /// The server processes the request, and the proxy replaces a text in the body of the response by another text.
+    Text(&'static str, &'static str),
 }
 
 /// A fault: which requests it affects, how often, and what it does.
@@ -59,6 +61,7 @@ struct Script {
     faults: Vec<Fault>,
     done: usize,
     asked: Vec<Request>,
+    bodies: Vec<Vec<u8>>,
     first: Vec<(String, Vec<u8>)>,
     sessions: Vec<(String, Vec<u8>)>,
 }
@@ -133,11 +136,17 @@ impl Proxy {
         script.faults = faults.to_vec();
         script.done = 0;
         script.asked.clear();
+        script.bodies.clear();
     }
 
     /// The requests since the last call of [`Self::harm`].
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.script.lock().unwrap().asked.clone()
+    }
+
+    /// The bodies of the requests since the last call of [`Self::harm`], without bodies of 64 KiB or more.
+    pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
+        self.script.lock().unwrap().bodies.clone()
     }
 
     /// The number of injected faults since the last call of [`Self::harm`].
@@ -180,6 +189,10 @@ impl Proxy {
             _ => usize::MAX,
         };
         read_body(&mut client, &mut request, limit).await?;
+        if request.body.len() < 65_536 {
+            let mut script = self.script.lock().unwrap();
+            script.bodies.push(request.body.clone());
+        }
         match &harm {
             Some(Harm::CutRequest(_)) => return None,
             Some(Harm::Answer(status, body)) => {
@@ -225,6 +238,7 @@ impl Proxy {
             Some(Harm::Headers(headers)) => headers.iter().fold(answer, |answer, (name, value)| {
                 with_header(&answer, name, *value)
             }),
+            Some(Harm::Text(old, new)) => with_text(&answer, old, new),
             _ => answer,
         };
         match harm {
@@ -258,6 +272,27 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     let mut lines: Vec<String> = lines.map(str::to_owned).collect();
     lines.extend(value.map(|value| format!("{name}: {value}")));
     [lines.join("\r\n").as_bytes(), rest].concat()
+}
+
+/// Replaces a text in the body of a response, and corrects its length.
+fn with_text(answer: &[u8], old: &str, new: &str) -> Vec<u8> {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return answer.to_vec();
+    };
+    let chunked = head
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked");
+    // A chunked response of the test server has one chunk.
+    let content = match body.split_once("\r\n") {
+        Some((_, rest)) if chunked => rest.split("\r\n0\r\n").next().unwrap_or_default(),
+        _ => body,
+    };
+    let content = content.replacen(old, new, 1);
+    let length = content.len().to_string();
+    let whole = format!("{head}\r\n\r\n{content}");
+    let whole = with_header(whole.as_bytes(), "transfer-encoding", None);
+    with_header(&whole, "content-length", Some(&length))
 }
 
 /// Reads the head of a request. The flag is true if the client waits for `100 Continue` before it sends the body.

@@ -32,6 +32,21 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
+/// The MAC address of the bridge `cni0`. The kernel never changes a MAC address that is set explicitly.
+///
+/// Otherwise the bridge has the lowest MAC address of its ports, which changes when pods start and end. Packets that a
+/// pod sends to the old MAC address are lost.
+/// - With IPv4, the next ARP request of the bridge is a broadcast, so all pods receive the new MAC address.
+/// - With IPv6, the bridge sends each request to one pod only, and usually with its link-local address as the source.
+///   The pod then keeps the old MAC address for the gateway. The pod of a member does not check this address while the
+///   member is connected to the Services of other members, because each acknowledged packet confirms the gateway.
+///   These connections work with any MAC address, because `br_netfilter` translates their packets first. Only
+///   responses to the address of the bridge are lost, so the readiness probes time out.
+///
+/// The CNI plugin `bridge` sets the MAC address only if it adds the IP address of the bridge (`ensureAddr`). In the
+/// testbed, the bridge already has this IP address.
+const BRIDGE_MAC: &str = "02:00:00:00:00:01";
+
 /// Creates the links, IP addresses, routes and mounts of the testbed.
 pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     let addresses = testbed.state.addresses();
@@ -72,9 +87,12 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
     let no_dad = no_dad(addresses);
     let forwarding = match addresses.family {
         IpFamily::Ipv4 => "echo 1 >/proc/sys/net/ipv4/ip_forward",
+        // `accept_dad`: the bridge searches for the MAC address of a pod with its link-local address. Until the search
+        // for a duplicate of this address ends, the first connection between pods through a Service waits for a second.
         IpFamily::Ipv6 => {
             "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
-         echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"
+         echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+         echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad"
         }
     };
     let mut script = format!(
@@ -83,7 +101,7 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
          ip address add {far}/{} dev uplink{no_dad}
          ip link set uplink up
          ip route add {} via {near}
-         ip link add cni0 type bridge
+         ip link add cni0 address {BRIDGE_MAC} type bridge
          ip address add {}/{} dev cni0{no_dad}
          ip link set cni0 up
          if [ -w {filter} ]; then echo 1 >{filter}; fi\n",
@@ -205,6 +223,31 @@ mod tests {
             mounts_below(mounts, "/var/tmp/x/1"),
             ["/var/tmp/x/1/y", "/var/tmp/x/1"]
         );
+    }
+
+    /// The script must set the MAC address before the first pod starts, in both IP families.
+    #[test]
+    fn bridge_has_fixed_mac_address() {
+        for family in [IpFamily::Ipv4, IpFamily::Ipv6] {
+            let slot = Slot(0);
+            let script = inner_links(Addresses { slot, family }, 1);
+            let created = "ip link add cni0 address 02:00:00:00:00:01 type bridge\n";
+            assert!(script.contains(created), "{script}");
+        }
+    }
+
+    /// The kernel copies the default setting to the bridge when the bridge is created.
+    #[test]
+    fn ipv6_bridge_is_created_without_duplicate_address_detection() {
+        let of = |family| {
+            let slot = Slot(0);
+            inner_links(Addresses { slot, family }, 1)
+        };
+        let script = of(IpFamily::Ipv6);
+        let (before, _) = script.split_once("ip link add cni0").unwrap();
+        let disabled = "echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad\n";
+        assert!(before.contains(disabled), "{script}");
+        assert!(!of(IpFamily::Ipv4).contains("ipv6"));
     }
 
     #[test]

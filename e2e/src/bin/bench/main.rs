@@ -76,8 +76,8 @@ enum Benchmark {
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Measure one operator that manages many clusters. Nodes, kubelets and etcd members are simulated, so this
-    /// benchmark runs only on the testbed.
+    /// Measure one operator, or its replicas with shards, that manages many clusters. Nodes, kubelets and etcd members
+    /// are simulated, so this benchmark runs only on the testbed.
     Scale(scale::Options),
     /// Measure the upgrade of three members from 3.5 to 3.6, and its effect on a client that writes.
     Upgrade {

@@ -1,4 +1,5 @@
-//! `bench scale` measures one operator that manages many clusters, on the API server of the testbed.
+//! `bench scale` measures one operator, or its replicas with shards, that manages many clusters, on the API server of
+//! the testbed.
 //!
 //! One machine cannot run thousands of nodes and etcd members. This process therefore simulates the nodes (module
 //! `nodes`), their kubelets (`kubelet`) and the members (`fleet`). The API server, its etcd, the scheduler, the
@@ -11,6 +12,7 @@ mod load;
 mod network;
 mod nodes;
 mod operator;
+mod replicas;
 mod report;
 mod run;
 mod scenarios;
@@ -48,6 +50,12 @@ pub(crate) struct Options {
     /// Members of each cluster.
     #[arg(long, default_value_t = 3)]
     members: usize,
+    /// Number of shards into which the operator is divided. 1 means that it is not divided.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
+    /// Numbers of replicas of the operator, such as 1,2,4. The benchmark runs all scenarios for each number.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    replicas: Vec<u16>,
     /// Number of changes. The benchmark makes one change at a time, and measures how long its effect takes.
     #[arg(long, default_value_t = 200)]
     changes: usize,
@@ -124,6 +132,13 @@ pub(crate) async fn bench(options: &Options) -> Result<()> {
         !options.clusters.contains(&0) && most > 0 && options.members > 0 && options.changes > 0,
         "--clusters, --members and --changes must be greater than 0"
     );
+    ensure!(
+        options
+            .replicas
+            .iter()
+            .all(|count| (1..=options.shards).contains(count)),
+        "--replicas must be greater than 0, and at most the number of --shards"
+    );
     // Each cluster may have one more pod than members, because the operator adds the replacement of a member before
     // it removes the member.
     let pods = most * (options.members + 1);
@@ -147,7 +162,7 @@ pub(crate) async fn bench(options: &Options) -> Result<()> {
     if let Some(file) = &options.json {
         let settings = json!({
             "members": options.members, "changes": options.changes, "window_seconds": options.window,
-            "profile": subject.profile,
+            "profile": subject.profile, "shards": options.shards,
         });
         let text = serde_json::to_string_pretty(&report::as_json(&results, &settings))?;
         std::fs::write(file, text).with_context(|| file.display().to_string())?;
@@ -165,13 +180,20 @@ async fn run(
     simulation.start(pods).await?;
     // An earlier run that was killed may have left namespaces, so these are deleted first.
     load::delete_namespaces(&simulation.client).await?;
-    for clusters in &options.clusters {
-        println!("\n{clusters} clusters of {} members", options.members);
+    let sizes = options.clusters.iter().copied();
+    let runs = sizes.flat_map(|size| options.replicas.iter().map(move |count| (size, *count)));
+    for (clusters, replicas) in runs {
+        println!(
+            "\n{clusters} clusters of {} members, {replicas} replicas of the operator",
+            options.members
+        );
         load::operator_namespace(&simulation.client).await?;
         let mut run = Run {
             settings: Settings {
-                clusters: *clusters,
+                clusters,
                 members: options.members,
+                shards: options.shards,
+                replicas,
                 changes: options.changes,
                 window: Duration::from_secs(options.window),
             },

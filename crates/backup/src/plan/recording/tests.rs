@@ -307,6 +307,31 @@ fn agent_without_encryption_is_stopped_if_key_is_missing() {
 }
 
 #[test]
+fn missing_new_key_is_reported_while_agent_records_with_old_key() {
+    let old = with(|backup| backup["spec"]["encryption"] = json!({ "secret": "keys" }));
+    let missing = inputs(&old, AgentState::Missing);
+    let deployment = applied(&plan(&old, &missing, at(0))).clone();
+    let rotated = with(|backup| {
+        backup["spec"]["encryption"] = json!({ "secret": "keys", "key": "2027" });
+    });
+    let obstacle_of = |target| {
+        let known = RecordingInputs {
+            agent: found(&deployment, Some(AgentReport::default())),
+            target: Some(target),
+        };
+        match plan(&rotated, &known, at(0)).verdict {
+            RecordingVerdict::Reported { obstacle, .. } => obstacle,
+            other => panic!("{other:?}"),
+        }
+    };
+    let trouble = Trouble::new(Reason::SecretMissing, "the Secret has no entry 2027");
+    assert_eq!(obstacle_of(Err(trouble.clone())), Some(trouble));
+    let temporary = Trouble::new(Reason::StepFailed, "no answer from the API server");
+    assert_eq!(obstacle_of(Err(temporary)), None);
+    assert_eq!(obstacle_of(Ok(target_of(&rotated, None))), None);
+}
+
+#[test]
 fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let secured = cluster(&json!({
         "size": 3, "TLS": { "static": { "member": { "serverSecret": "server" }, "operatorSecret": "operator" } },

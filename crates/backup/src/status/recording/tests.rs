@@ -34,6 +34,7 @@ fn report(now: i64, complete: Option<i64>, problem: Option<&str>) -> RecordingVe
     RecordingVerdict::Reported {
         location: Some("s3://b/k.continuous/uid/".to_owned()),
         report: Box::new(report),
+        obstacle: None,
     }
 }
 
@@ -102,6 +103,23 @@ fn message_of_condition_names_problem_of_retention() {
 }
 
 #[test]
+fn message_of_condition_and_event_name_missing_new_key() {
+    let mut verdict = report(10, Some(9), None);
+    if let RecordingVerdict::Reported { obstacle, .. } = &mut verdict {
+        let problem = "spec.encryption.key: the Secret has no entry 2027";
+        *obstacle = Some(Trouble::new(Reason::SecretMissing, problem));
+    }
+    let status = after_verdicts(std::slice::from_ref(&verdict));
+    assert_eq!(condition(&status), Some(("True", "Recording")));
+    let found = api::conditions::find(&status.conditions, &ConditionType::Recording);
+    let message = &found.unwrap().message;
+    for part in [RECORDS, "previous settings", "no entry 2027"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(reasons(status, &verdict), ["SecretMissing"]);
+}
+
+#[test]
 fn lag_grows_without_a_report() {
     let verdicts = [report(0, Some(0), None), waiting(Reason::PodNotStarting)];
     let status = after_verdicts(&verdicts);
@@ -129,6 +147,7 @@ fn report_with_extreme_numbers_is_written_to_status() {
         let verdict = RecordingVerdict::Reported {
             location: None,
             report: Box::new(AgentReport { now, progress }),
+            obstacle: None,
         };
         let continuous = after_verdicts(&[verdict]).continuous.unwrap();
         let expected = if now > 0 {

@@ -9,10 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{cancel, write};
 use crate::clock::age;
 use crate::plan::evidence::{Evidence, Member};
-use crate::plan::member_objects;
 use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, Start, State, actions, ended};
+use crate::plan::{BLIND, Draft, SHORTLY, Start, State, actions, ended, member_objects};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed, Pod, Role, Seen};
 

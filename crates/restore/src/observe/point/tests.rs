@@ -74,6 +74,16 @@ fn exactly_one_requested_point_is_accepted() {
     assert_eq!(requested(json!({ "revision": 7, "latest": true })), None);
 }
 
+fn chosen(
+    restore: &EtcdRestore,
+    directory: &StorageBlock,
+    key: &str,
+    found: &FoundPoint,
+) -> Result<ChosenBackup, Trouble> {
+    let found = found_base(directory, &format!("{key}/"), found)?;
+    super::chosen(restore, (directory, key), found, None)
+}
+
 #[test]
 fn record_contains_point_and_snapshot_of_base() {
     let directory = block("bucket/etcd/main.continuous/uid");

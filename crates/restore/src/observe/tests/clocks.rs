@@ -63,3 +63,19 @@ async fn missing_storage_is_reported_only_with_time_of_api_server() {
         );
     }
 }
+
+#[tokio::test]
+async fn search_does_not_repeat_because_clock_of_operator_is_ahead() {
+    let (now, lifetime) = (Timestamp::now(), SignedDuration::from_mins(2));
+    let ended = now - SignedDuration::from_mins(3);
+    for (theirs, expired) in [
+        (Some(ended + SignedDuration::from_secs(10)), false),
+        (Some(now), true),
+        (None, true),
+    ] {
+        let found = search::has_expired(&server(theirs), ended, lifetime).await;
+        assert_eq!(found, expired, "{theirs:?}");
+    }
+    let recent = now - SignedDuration::from_mins(1);
+    assert!(!search::has_expired(&server(Some(now)), recent, lifetime).await);
+}

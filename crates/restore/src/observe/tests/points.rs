@@ -19,8 +19,9 @@ use super::*;
 use crate::fake;
 use crate::plan::{Action, plan};
 
-const PREFIX: &str = "etcd/b.continuous/backup-uid/";
-const SNAPSHOT: &str = "etcd/b.continuous/backup-uid/snapshots/00000000000010000000.snapshot";
+pub(super) const PREFIX: &str = "etcd/b.continuous/backup-uid/";
+pub(super) const SNAPSHOT: &str =
+    "etcd/b.continuous/backup-uid/snapshots/00000000000010000000.snapshot";
 const CONTENT: &[u8] = b"snapshot";
 const SECOND: i64 = 1_000_000;
 
@@ -46,10 +47,15 @@ fn base_of(revision: i64, snapshot: &str) -> Base {
 /// A bucket with a base of revision 10 and the revisions 11 to 20. Revision N was received N seconds after 1970.
 async fn recorded() -> S3Server {
     let server = S3Server::start(&["bucket"]);
-    let store = s3(&server).await;
+    fill(&s3(&server).await).await;
+    server
+}
+
+/// Writes the objects of [`recorded`].
+pub(super) async fn fill(store: &dyn Store) {
     store.put(SNAPSHOT, CONTENT.into()).await.unwrap();
     let base = base_of(10, SNAPSHOT).encode().unwrap();
-    write_base(&store, PREFIX, &base).await.unwrap();
+    write_base(store, PREFIX, &base).await.unwrap();
     let mut recorder = Recorder::new(&base, Limits::default());
     for revision in 11..=20 {
         let deletion = Change {
@@ -65,11 +71,10 @@ async fn recorded() -> S3Server {
             .push(Record::Transaction(next), Instant::now())
             .unwrap();
         if let Some(sealed) = recorder.seal().unwrap() {
-            let written = write_segment(&store, PREFIX, base.name, &sealed).await;
+            let written = write_segment(store, PREFIX, base.name, &sealed).await;
             written.unwrap();
         }
     }
-    server
 }
 
 fn block(server: &S3Server, path: &str) -> Value {
@@ -77,7 +82,7 @@ fn block(server: &S3Server, path: &str) -> Value {
     json!({ "path": path, "awsSecret": "aws", "endpoint": endpoint, "forcePathStyle": true })
 }
 
-fn etcd_backup(spec: Value) -> Value {
+pub(super) fn etcd_backup(spec: Value) -> Value {
     json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
         "metadata": { "name": "b", "uid": "backup-uid" }, "spec": spec,
@@ -101,7 +106,7 @@ fn secret() -> Value {
 }
 
 /// A restore of a deleted cluster to a point. The source is merged into the spec.
-fn restore_at(source: &Value, continuous: &Value, cluster: &Value) -> EtcdRestore {
+pub(super) fn restore_at(source: &Value, continuous: &Value, cluster: &Value) -> EtcdRestore {
     let mut spec = json!({
         "etcdCluster": { "name": "main", "template": { "spec": cluster } }, "continuous": continuous,
     });
@@ -115,13 +120,13 @@ fn restore_at(source: &Value, continuous: &Value, cluster: &Value) -> EtcdRestor
     restore
 }
 
-fn with_seed(mut restore: EtcdRestore) -> EtcdRestore {
+pub(super) fn with_seed(mut restore: EtcdRestore) -> EtcdRestore {
     let seed = naming::seed(&restore);
     restore.status.get_or_insert_default().seed = Some(seed);
     restore
 }
 
-fn plain() -> Value {
+pub(super) fn plain() -> Value {
     json!({ "size": 1, "version": "3.6.16" })
 }
 
@@ -280,20 +285,4 @@ async fn invariant_13_foreign_snapshot_is_not_requested() {
         store.put(OTHER, content.into()).await.unwrap();
         assert_eq!(refused().await.message, missing.message);
     }
-}
-
-#[tokio::test]
-async fn changes_on_pvc_are_refused_with_remedy() {
-    let backup = etcd_backup(json!({
-        "etcdCluster": { "name": "main" }, "storageType": "PVC",
-        "pvc": { "claimName": "backups", "path": "etcd/b" },
-    }));
-    let source = json!({ "backup": { "name": "b" } });
-    let latest = json!({ "at": { "latest": true } });
-    let restore = with_seed(restore_at(&source, &latest, &plain()));
-    let observation = observed(&restore, backup).await;
-    let trouble = problem(&observation);
-    assert_eq!(trouble.reason, Reason::NotSupported);
-    let remedy = "copy them to a bucket";
-    assert!(trouble.message.contains(remedy), "{}", trouble.message);
 }

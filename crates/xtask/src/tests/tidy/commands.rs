@@ -51,6 +51,7 @@ const OTHER_FLAGS: &[&str] = &[
     "skip-hash-check",
     "aws",
     "member",
+    "replicas",
     "rounds",
 ];
 

@@ -1,4 +1,4 @@
-//! The process of the operator under test, its metrics, and its resource usage.
+//! One process of the operator under test, its metrics, and its resource usage.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,19 +19,22 @@ use tokio::time::{sleep, timeout};
 
 /// The namespace of the operator's Lease.
 pub(super) const NAMESPACE: &str = "scale-operator";
-/// The metrics port of the first process. The second process, the standby, uses the next port.
+/// The metrics port of the process with index 0. Each other process adds its index.
 const FIRST_PORT: u16 = 18_080;
-const START: Duration = Duration::from_mins(2);
+/// Time limit until a process that was started works.
+pub(super) const START: Duration = Duration::from_mins(2);
 /// Time limit for the process to exit after SIGTERM. It exceeds the time that the operator waits for its reconciles.
 const STOP: Duration = Duration::from_secs(40);
 const SAMPLES: Duration = Duration::from_millis(500);
 const REQUESTS: &str = "etcd_operator_api_requests_total";
 
-/// A running operator.
+/// A running process of the operator.
 pub(super) struct Operator {
     child: Child,
+    /// Processes that run at the same time have different indexes.
+    pub(super) index: u16,
     pub(super) port: u16,
-    log: PathBuf,
+    pub(super) log: PathBuf,
 }
 
 /// Resources that the process has used since its start.
@@ -45,13 +48,14 @@ pub(super) struct Usage {
 }
 
 impl Operator {
-    /// Starts a process. Two processes that run at the same time need different values of `index`.
-    pub(super) fn start(program: &Path, index: u16) -> Result<Self> {
+    /// Starts a process that takes part in this number of shards. 1 means that the operator is not divided.
+    pub(super) fn start(program: &Path, index: u16, shards: u16) -> Result<Self> {
         let port = FIRST_PORT + index;
         let log = std::env::temp_dir().join(format!("etcd-operator-scale-{index}.log"));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
         let child = Command::new(program)
             .args(["--cluster-wide", "--scope=All"])
+            .arg(format!("--shards={shards}"))
             .arg(format!("--listen-addr=127.0.0.1:{port}"))
             .arg(format!("--pod-namespace={NAMESPACE}"))
             .arg(format!(
@@ -63,7 +67,12 @@ impl Operator {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| program.display().to_string())?;
-        Ok(Self { child, port, log })
+        Ok(Self {
+            child,
+            index,
+            port,
+            log,
+        })
     }
 
     /// Waits until `/readyz` succeeds. The process may still be on standby.
@@ -80,37 +89,14 @@ impl Operator {
         .with_context(|| format!("its log is {}", self.log.display()))
     }
 
-    /// Waits until the process holds the Lease.
-    pub(super) async fn await_leader(&self) -> Result<()> {
-        until("the operator leads", START, async || {
-            let leads = page(self.port).await?.sum("etcd_operator_leader", "");
-            Ok(if leads > 0.0 {
-                Poll::Done(())
-            } else {
-                Poll::NotYet("the operator is on standby".to_owned())
-            })
-        })
-        .await
-        .with_context(|| format!("its log is {}", self.log.display()))
+    /// The number of shards that the process holds. Without shards, 1 for the leader.
+    pub(super) async fn shards_held(&self) -> Result<f64> {
+        Ok(page(self.port).await?.sum("etcd_operator_shards_held", ""))
     }
 
-    /// Waits until the queue of objects to reconcile is empty.
-    pub(super) async fn await_empty_queue(&self) -> Result<()> {
-        until("the queue is empty", START, async || {
-            let depth = page(self.port).await?.sum("etcd_operator_queue_depth", "");
-            Ok(if depth > 0.0 {
-                Poll::NotYet(format!("{depth} objects are in the queue"))
-            } else {
-                Poll::Done(())
-            })
-        })
-        .await
-    }
-
-    /// The `index` for the next process. It is 0 or 1, and differs from the index of this process, so that both can run
-    /// at the same time.
-    pub(super) fn other_index(&self) -> u16 {
-        u16::from(self.port == FIRST_PORT)
+    /// The number of objects that wait for their reconcile.
+    pub(super) async fn queue_depth(&self) -> Result<f64> {
+        Ok(page(self.port).await?.sum("etcd_operator_queue_depth", ""))
     }
 
     /// True if the process has exited.
@@ -194,32 +180,35 @@ async fn page(port: u16) -> Result<Page> {
     Ok(Page::new(body.to_owned()))
 }
 
-/// The highest values of the queue during a measurement.
+/// The highest values of the queue of any replica during a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Queue {
     pub(super) depth: f64,
     pub(super) oldest_seconds: f64,
 }
 
-/// Reads the metrics of the queue twice per second, and keeps the highest values.
+/// Reads the metrics of the queues twice per second, and keeps the highest values.
 pub(super) struct Sampler {
     highest: Arc<Mutex<Queue>>,
     task: AbortHandle,
 }
 
 impl Sampler {
-    pub(super) fn start(port: u16) -> Self {
+    /// Reads the metrics of the processes with these ports, until the sampler is dropped.
+    pub(super) fn start(ports: Vec<u16>) -> Self {
         let highest = Arc::new(Mutex::new(Queue::default()));
         let shared = Arc::clone(&highest);
         let task = tokio::spawn(async move {
             loop {
-                // If the request fails, the sample is skipped, because the operator is starting or stopping.
-                if let Ok(page) = page(port).await {
-                    let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                    let depth = page.sum("etcd_operator_queue_depth", "");
-                    let oldest = page.sum("etcd_operator_queue_oldest_seconds", "");
-                    highest.depth = highest.depth.max(depth);
-                    highest.oldest_seconds = highest.oldest_seconds.max(oldest);
+                for port in &ports {
+                    // If the request fails, the sample is skipped, because the operator is starting or stopping.
+                    if let Ok(page) = page(*port).await {
+                        let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                        let depth = page.sum("etcd_operator_queue_depth", "");
+                        let oldest = page.sum("etcd_operator_queue_oldest_seconds", "");
+                        highest.depth = highest.depth.max(depth);
+                        highest.oldest_seconds = highest.oldest_seconds.max(oldest);
+                    }
                 }
                 sleep(SAMPLES).await;
             }

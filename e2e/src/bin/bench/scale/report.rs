@@ -21,6 +21,8 @@ pub(super) struct Figure {
 pub(super) struct Measured {
     pub(super) scenario: &'static str,
     pub(super) clusters: usize,
+    /// Number of replicas of the operator.
+    pub(super) replicas: u16,
     pub(super) figures: Vec<Figure>,
     /// Requests of the operator to the API server, by verb and resource.
     pub(super) requests: BTreeMap<String, f64>,
@@ -98,20 +100,31 @@ fn value(measured: &Measured, row: &str) -> Option<f64> {
         .or_else(|| part("etcd calls", calls))
 }
 
-/// Prints one table for each scenario.
+/// Prints one table for each scenario and number of replicas.
 pub(super) fn print(all: &[Measured]) {
-    let mut scenarios: Vec<&'static str> = Vec::new();
+    let mut tables: Vec<(&'static str, u16)> = Vec::new();
     for one in all {
-        if !scenarios.contains(&one.scenario) {
-            scenarios.push(one.scenario);
+        if !tables.contains(&(one.scenario, one.replicas)) {
+            tables.push((one.scenario, one.replicas));
         }
     }
-    for scenario in scenarios {
-        let own: Vec<&Measured> = all.iter().filter(|one| one.scenario == scenario).collect();
+    // The tables of one scenario follow each other, because a reader compares the numbers of replicas.
+    let first = |scenario: &str| tables.iter().position(|(other, _)| *other == scenario);
+    let mut sorted = tables.clone();
+    sorted.sort_by_key(|&(scenario, replicas)| (first(scenario), replicas));
+    for (scenario, replicas) in sorted {
+        let own: Vec<&Measured> = { all.iter() }
+            .filter(|one| (one.scenario, one.replicas) == (scenario, replicas))
+            .collect();
         let sizes: Vec<String> = { own.iter() }
             .map(|one| format!("{:>12}", one.clusters))
             .collect();
-        println!("\n{scenario:36}{}   growth", sizes.concat());
+        let title = if replicas == 1 {
+            scenario.to_owned()
+        } else {
+            format!("{scenario}, {replicas} replicas")
+        };
+        println!("\n{title:46}{}   growth", sizes.concat());
         for (name, values) in rows(&own) {
             let shown: Vec<String> = { values.iter() }
                 .map(|(_, value)| format!("{:>12}", value.map_or_else(String::new, text)))
@@ -121,7 +134,7 @@ pub(super) fn print(all: &[Measured]) {
                 .filter_map(|pair| growth((pair[0].0, pair[0].1?), (pair[1].0, pair[1].1?)))
                 .map(|growth| format!("{growth:.2}"))
                 .collect();
-            println!("  {name:34}{shown}   {}", slopes.join(", "));
+            println!("  {name:44}{shown}   {}", slopes.join(", "));
         }
     }
     println!("\ngrowth: 0 is constant, 1 is proportional to the number of clusters");
@@ -158,6 +171,7 @@ mod tests {
         let measured = |clusters, seconds: f64| Measured {
             scenario: "created",
             clusters,
+            replicas: 1,
             figures: vec![Figure {
                 name: "seconds",
                 value: seconds,

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use super::fleet::Fleet;
 use super::kubelet::Kubelet;
 use super::load::{Conditions, Load};
-use super::operator::{Operator, Sampler, Usage};
+use super::operator::{Sampler, Usage};
+use super::replicas::Replicas;
 use super::report::{Figure, Measured};
 use super::subject::Subject;
 use crate::stats::quantile;
@@ -34,6 +35,10 @@ const PROGRESS: Duration = Duration::from_secs(10);
 pub(super) struct Settings {
     pub(super) clusters: usize,
     pub(super) members: usize,
+    /// Number of shards into which the operator is divided. 1 means that it is not divided.
+    pub(super) shards: u16,
+    /// Number of replicas of the operator.
+    pub(super) replicas: u16,
     /// Number of changes. The scenario `changed` measures how long their effect takes.
     pub(super) changes: usize,
     /// Duration of each measurement of the idle operator.
@@ -54,7 +59,8 @@ pub(super) struct Run<'a> {
 /// The metrics before a scenario.
 pub(super) struct Before {
     at: Instant,
-    usage: Usage,
+    /// The resource usage of each replica.
+    usages: Vec<Usage>,
     calls: BTreeMap<String, u64>,
     sampler: Sampler,
 }
@@ -93,6 +99,35 @@ fn increase(before: &BTreeMap<String, f64>, after: BTreeMap<String, f64>) -> BTr
     after.into_iter().filter_map(change).collect()
 }
 
+/// The requests of all replicas together.
+fn requests(usages: &[Usage]) -> BTreeMap<String, f64> {
+    let mut all = BTreeMap::<String, f64>::new();
+    for (key, count) in usages.iter().flat_map(|usage| &usage.requests) {
+        *all.entry(key.clone()).or_default() += count;
+    }
+    all
+}
+
+/// The CPU usage and the memory of all replicas together, and the highest values of one replica.
+fn resources(before: &[Usage], after: &[Usage], elapsed: f64) -> Vec<Figure> {
+    let pairs = before.iter().zip(after);
+    let cpu = pairs.map(|(before, after)| (after.cpu_seconds - before.cpu_seconds) / elapsed);
+    let cpu: Vec<f64> = cpu.collect();
+    let memory: Vec<f64> = after.iter().map(|one| one.anonymous_mebibytes).collect();
+    let highest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let mut figures = vec![
+        figure("operator: CPU cores", cpu.iter().sum()),
+        figure("operator: memory MiB", memory.iter().sum()),
+    ];
+    if after.len() > 1 {
+        figures.extend([
+            figure("one replica: most CPU cores", highest(&cpu)),
+            figure("one replica: most memory MiB", highest(&memory)),
+        ]);
+    }
+    figures
+}
+
 #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly, and counters are smaller.
 fn as_floats(calls: &BTreeMap<String, u64>) -> BTreeMap<String, f64> {
     let calls = calls.iter();
@@ -102,18 +137,18 @@ fn as_floats(calls: &BTreeMap<String, u64>) -> BTreeMap<String, f64> {
 }
 
 impl Run<'_> {
-    pub(super) async fn before(&self, operator: &Operator) -> Result<Before> {
-        let usage = operator.usage().await?;
-        Ok(self.before_with(operator, usage))
+    pub(super) async fn before(&self, operator: &Replicas) -> Result<Before> {
+        let usages = operator.usages().await?;
+        Ok(self.before_with(operator, usages))
     }
 
-    /// The metrics before a scenario. `usage` is the current resource usage of the operator.
-    pub(super) fn before_with(&self, operator: &Operator, usage: Usage) -> Before {
+    /// The metrics before a scenario. `usages` is the current resource usage of each replica.
+    pub(super) fn before_with(&self, operator: &Replicas, usages: Vec<Usage>) -> Before {
         Before {
             at: Instant::now(),
-            usage,
+            usages,
             calls: self.fleet.calls(),
-            sampler: Sampler::start(operator.port),
+            sampler: Sampler::start(operator.ports()),
         }
     }
 
@@ -122,15 +157,13 @@ impl Run<'_> {
         &mut self,
         scenario: &'static str,
         before: Before,
-        operator: &Operator,
+        operator: &Replicas,
         mut figures: Vec<Figure>,
     ) -> Result<()> {
-        let (elapsed, after) = (before.at.elapsed().as_secs_f64(), operator.usage().await?);
+        let (elapsed, after) = (before.at.elapsed().as_secs_f64(), operator.usages().await?);
         let queue = before.sampler.highest();
-        let cpu = (after.cpu_seconds - before.usage.cpu_seconds) / elapsed;
+        figures.extend(resources(&before.usages, &after, elapsed));
         figures.extend([
-            figure("operator: CPU cores", cpu),
-            figure("operator: memory MiB", after.anonymous_mebibytes),
             figure("queue: highest depth", queue.depth),
             figure("queue: oldest s", queue.oldest_seconds),
         ]);
@@ -141,8 +174,9 @@ impl Run<'_> {
         self.results.push(Measured {
             scenario,
             clusters: self.settings.clusters,
+            replicas: self.settings.replicas,
             figures,
-            requests: increase(&before.usage.requests, after.requests),
+            requests: increase(&requests(&before.usages), requests(&after)),
             calls: increase(&calls, as_floats(&self.fleet.calls())),
         });
         Ok(())
@@ -154,7 +188,7 @@ impl Run<'_> {
         &mut self,
         scenario: &'static str,
         (before, since): (Before, Instant),
-        operator: &Operator,
+        operator: &Replicas,
         (effects, mut figures): (Vec<Instant>, Vec<Figure>),
     ) -> Result<()> {
         let last = effects.into_iter().max().unwrap_or(since);
@@ -167,7 +201,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) async fn settle(&self, operator: &Operator) -> Result<()> {
+    pub(super) async fn settle(&self, operator: &Replicas) -> Result<()> {
         operator.await_empty_queue().await?;
         sleep(SETTLE).await;
         Ok(())
@@ -243,5 +277,37 @@ impl Run<'_> {
     /// For each change, the time at which a pod first had it.
     pub(super) async fn effects(&self, values: &[String]) -> Result<Vec<Instant>> {
         try_join_all(values.iter().map(|value| self.effect(value))).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(cpu_seconds: f64, anonymous_mebibytes: f64, lists: f64) -> Usage {
+        Usage {
+            cpu_seconds,
+            anonymous_mebibytes,
+            requests: [("list pods".to_owned(), lists)].into(),
+        }
+    }
+
+    /// The second replica was started during the scenario.
+    #[test]
+    fn figures_of_replicas_are_added_up() {
+        let before = [usage(4.0, 20.0, 10.0), Usage::default()];
+        let after = [usage(5.0, 30.0, 12.0), usage(3.0, 50.0, 7.0)];
+        let found = resources(&before, &after, 2.0);
+        let found: Vec<(&str, f64)> = found.iter().map(|one| (one.name, one.value)).collect();
+        let expected = [
+            ("operator: CPU cores", 2.0),
+            ("operator: memory MiB", 80.0),
+            ("one replica: most CPU cores", 1.5),
+            ("one replica: most memory MiB", 50.0),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(resources(&before[..1], &after[..1], 2.0).len(), 2);
+        let sent = increase(&requests(&before), requests(&after));
+        assert_eq!(sent, BTreeMap::from([("list pods".to_owned(), 9.0)]));
     }
 }

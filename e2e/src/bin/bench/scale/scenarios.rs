@@ -10,7 +10,8 @@ use kube::api::{Api, DeleteParams};
 use tokio::time::sleep;
 
 use super::load::{CONCURRENCY, Load, Template, delete_namespaces, is_missing, operator_namespace};
-use super::operator::{Operator, Usage};
+use super::operator::Usage;
+use super::replicas::Replicas;
 use super::run::{Run, SETTLE, figure, next_value, reactions, seconds};
 use super::subject::testbed;
 
@@ -47,16 +48,20 @@ impl Run<'_> {
         Load::new(&self.client, prefix, size, VERSION)
     }
 
-    async fn start(&self) -> Result<Operator> {
-        let operator = Operator::start(&self.subject.program, 0)?;
-        operator.await_leader().await?;
+    fn launch(&self) -> Result<Replicas> {
+        let (shards, replicas) = (self.settings.shards, self.settings.replicas);
+        Replicas::start(&self.subject.program, shards, replicas)
+    }
+
+    async fn start(&self) -> Result<Replicas> {
+        let operator = self.launch()?;
+        operator.await_shares().await?;
         Ok(operator)
     }
 
     /// Stops the operator, and then deletes all objects.
-    async fn discard(&self, operator: Operator) -> Result<()> {
-        operator.terminate()?;
-        operator.await_end().await?;
+    async fn discard(&self, operator: Replicas) -> Result<()> {
+        operator.stop().await?;
         self.delete().await
     }
 
@@ -94,7 +99,7 @@ impl Run<'_> {
         Ok(took)
     }
 
-    async fn created(&mut self, operator: &Operator, load: &Load, reference: f64) -> Result<()> {
+    async fn created(&mut self, operator: &Replicas, load: &Load, reference: f64) -> Result<()> {
         load.prepare().await?;
         println!("created: {} clusters at once", load.clusters);
         let before = self.before(operator).await?;
@@ -114,14 +119,14 @@ impl Run<'_> {
         self.settle(operator).await
     }
 
-    async fn at_rest(&mut self, scenario: &'static str, operator: &Operator) -> Result<()> {
+    async fn at_rest(&mut self, scenario: &'static str, operator: &Replicas) -> Result<()> {
         println!("{scenario}: {} s", self.settings.window.as_secs());
         let before = self.before(operator).await?;
         sleep(self.settings.window).await;
         self.record(scenario, before, operator, Vec::new()).await
     }
 
-    async fn changed(&mut self, operator: &Operator, load: &Load) -> Result<()> {
+    async fn changed(&mut self, operator: &Replicas, load: &Load) -> Result<()> {
         let changes = self.settings.changes;
         println!("changed: {changes} changes, one after another");
         let before = self.before(operator).await?;
@@ -140,7 +145,7 @@ impl Run<'_> {
 
     /// Deletes the pods of a zone from the API server, as after the deletion of the zone's nodes. At most a minority
     /// of each cluster is deleted, because a cluster without volumes does not survive the loss of its quorum.
-    async fn lost(&mut self, operator: &Operator, load: &Load) -> Result<()> {
+    async fn lost(&mut self, operator: &Replicas, load: &Load) -> Result<()> {
         let most = (self.settings.members - 1) / 2;
         let lost: HashSet<_> = { self.kubelet.in_zone(LOST_ZONE, most) }
             .into_iter()
@@ -168,15 +173,15 @@ impl Run<'_> {
         self.settle(operator).await
     }
 
-    async fn restarted(&mut self, operator: Operator, load: &Load) -> Result<Operator> {
+    async fn restarted(&mut self, operator: Replicas, load: &Load) -> Result<Replicas> {
         println!("restarted");
-        operator.terminate()?;
-        operator.await_end().await?;
+        operator.stop().await?;
         let changes = self.change_some(load).await?;
         let begun = Instant::now();
-        let operator = Operator::start(&self.subject.program, 0)?;
-        let before = self.before_with(&operator, Usage::default());
-        operator.await_leader().await?;
+        let operator = self.launch()?;
+        let usages = vec![Usage::default(); usize::from(self.settings.replicas)];
+        let before = self.before_with(&operator, usages);
+        operator.await_duty().await?;
         let figures = vec![seconds("seconds until it leads", begun)];
         let effects = self.effects(&changes).await?;
         let found = (effects, figures);
@@ -185,48 +190,52 @@ impl Run<'_> {
         Ok(operator)
     }
 
-    async fn handed_over(&mut self, leader: Operator, load: &Load) -> Result<Operator> {
+    /// A new replica starts, and the first replica shuts down. Without shards, the new replica is a standby, which
+    /// becomes the leader.
+    async fn handed_over(&mut self, mut operator: Replicas, load: &Load) -> Result<Replicas> {
         println!("handed over");
-        let standby = Operator::start(&self.subject.program, leader.other_index())?;
-        standby.await_ready().await?;
+        operator.add()?;
+        operator.await_ready().await?;
+        operator.await_shares().await?;
         sleep(SETTLE).await;
-        let before = self.before(&standby).await?;
+        let leader = operator.take_first()?;
+        let before = self.before(&operator).await?;
         let begun = Instant::now();
         leader.terminate()?;
         let changes = self.change_some(load).await?;
         let found = (self.effects(&changes).await?, Vec::new());
         leader.await_end().await?;
-        standby.await_leader().await?;
-        self.record_duty("leader handed over", (before, begun), &standby, found)
+        operator.await_duty().await?;
+        self.record_duty("leader handed over", (before, begun), &operator, found)
             .await?;
-        Ok(standby)
+        Ok(operator)
     }
 
-    async fn api_restarted(&mut self, mut operator: Operator, load: &Load) -> Result<Operator> {
+    async fn api_restarted(&mut self, mut operator: Replicas, load: &Load) -> Result<Replicas> {
         println!("API server restarted");
-        let mut usage = operator.usage().await?;
+        let mut usages = operator.usages().await?;
         let begun = Instant::now();
         testbed(&self.subject.xtask, &["daemon", "stop", "kube-apiserver"]).await?;
         testbed(&self.subject.xtask, &["daemon", "start", "kube-apiserver"]).await?;
         let (outage, serves) = (seconds("seconds of the outage", begun), Instant::now());
-        // The operator exits if it cannot renew its Lease in time. The benchmark then starts it again, as a kubelet
+        // A replica exits if it cannot renew its Leases in time. The benchmark then starts it again, as a kubelet
         // would.
-        let ended = operator.has_ended()?;
-        if ended {
-            usage = Usage::default();
-            operator = Operator::start(&self.subject.program, operator.other_index())?;
+        let ended = operator.replace_ended()?;
+        for position in &ended {
+            usages[*position] = Usage::default();
         }
-        let before = self.before_with(&operator, usage);
-        let restarts = figure("restarts of the operator", f64::from(u8::from(ended)));
+        let before = self.before_with(&operator, usages);
+        let restarts = f64::from(u16::try_from(ended.len())?);
+        let restarts = figure("restarts of the operator", restarts);
         let changes = self.change_some(load).await?;
         let found = (self.effects(&changes).await?, vec![outage, restarts]);
-        operator.await_leader().await?;
+        operator.await_duty().await?;
         self.record_duty("API server restarted", (before, serves), &operator, found)
             .await?;
         Ok(operator)
     }
 
-    async fn rolled(&mut self, operator: &Operator, load: &Load) -> Result<()> {
+    async fn rolled(&mut self, operator: &Replicas, load: &Load) -> Result<()> {
         println!("rolled: all clusters from {VERSION} to {NEXT_VERSION}");
         let before = self.before(operator).await?;
         let begun = Instant::now();
@@ -238,7 +247,7 @@ impl Run<'_> {
             .await
     }
 
-    async fn unschedulable(&mut self, operator: &Operator) -> Result<()> {
+    async fn unschedulable(&mut self, operator: &Replicas) -> Result<()> {
         let load = { self.load("scale-full", self.settings.clusters) }.unschedulable();
         load.prepare().await?;
         let (clusters, pods) = (load.clusters, load.clusters * self.settings.members);

@@ -1,0 +1,48 @@
+//! Reads the state that the operator does not watch: the Secrets of certificates, and the API server's clock.
+
+use api::EtcdCluster;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::{Client, ResourceExt};
+
+use super::{Error, certificates, clock, switch, tls};
+use crate::clock::ApiServerClock;
+use crate::objects::Objects;
+use crate::switch::TlsRollout;
+
+/// Adds the Secrets of certificates and the clock to the objects of a cluster. The result lacks the
+/// PodDisruptionBudget and the NetworkPolicy. Without TLS, sends a request only if a pod shows a time.
+pub(super) async fn complete(
+    client: &Client,
+    cluster: &EtcdCluster,
+    (pods, claims, services): (Vec<Pod>, Vec<PersistentVolumeClaim>, Vec<Service>),
+) -> Result<Objects, Error> {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let of_cluster = (namespace.as_str(), name.as_str());
+    let started = switch::started(cluster, &pods, &claims);
+    // The progress of a TLS change (`rollout`) determines which TLS Secrets the operator reads.
+    let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
+    let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
+    let next = next.and_then(|next| next.to.as_ref());
+    let generates = at.is_some_and(|tls| tls.generated().is_some());
+    let (tls, next_tls, secrets, clock) = tokio::join!(
+        runtime::reach::cluster_tls(client, of_cluster, at),
+        runtime::reach::cluster_tls(client, of_cluster, next),
+        certificates::read(client, (cluster, at), (&*pods, &*claims, &*services)),
+        clock::read(client, &pods, generates)
+    );
+    let read = |what| move |source| Error::Read { what, source };
+    Ok(Objects {
+        form: tls::running_form(cluster, &pods),
+        cluster: cluster.clone(),
+        pods,
+        claims,
+        services,
+        budget: None,
+        policy: None,
+        secrets: secrets.map_err(read("the certificates' Secrets"))?,
+        tls,
+        next_tls,
+        started,
+        clock: ApiServerClock(clock.map_err(read("the time of the API server"))?),
+    })
+}
