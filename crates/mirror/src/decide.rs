@@ -23,14 +23,14 @@ pub enum Beginning {
 pub enum Refusal {
     /// The source and the destination are the same cluster.
     #[error(
-        "the source and the destination are the same etcd cluster {0}: correct spec.source, because a mirror cannot copy \
-         a cluster to itself"
+        "the source and the destination are the same etcd cluster {0}: correct spec.source, because a mirror cannot \
+         copy a cluster to itself"
     )]
     SameCluster(ClusterId),
     /// The destination contains keys that the mirror has not written.
     #[error(
-        "the destination contains keys that begin with {prefix:?}, and no checkpoint of this mirror: delete these keys, or \
-         create an EtcdMirror with another spec.destination.prefix"
+        "the destination contains keys that begin with {prefix:?}, and no checkpoint of this mirror: delete these \
+         keys, or create an EtcdMirror with another spec.destination.prefix"
     )]
     NotEmpty {
         /// The prefix of the destination.
@@ -38,9 +38,9 @@ pub enum Refusal {
     },
     /// Another mirror writes to the same keys.
     #[error(
-        "the prefix {prefix:?} of the destination overlaps with the prefix {other_prefix:?} of EtcdMirror {other}: choose \
-         another prefix, or promote the other mirror. If the other mirror no longer exists, delete the key {key:?} in \
-         the destination"
+        "the prefix {prefix:?} of the destination overlaps with the prefix {other_prefix:?} of EtcdMirror {other}: \
+         choose another prefix, or promote the other mirror. If the other mirror no longer exists, delete the key \
+         {key:?} in the destination"
     )]
     Overlap {
         /// The prefix of the destination.
@@ -65,9 +65,9 @@ pub enum Refusal {
     },
     /// The source is another cluster, or an earlier state of the same cluster.
     #[error(
-        "the source is etcd cluster {found} at revision {revision}, but the destination contains etcd cluster {expected} at \
-         revision {copied}. A copy of this source would delete all keys that it does not have. To copy it, set the \
-         annotation {annotation}={found}/{copied}. Otherwise, correct spec.source"
+        "the source is etcd cluster {found} at revision {revision}, but the destination contains etcd cluster \
+         {expected} at revision {copied}. A copy of this source would delete all keys that it does not have. To copy \
+         it, set the annotation {annotation}={found}/{copied}. Otherwise, correct spec.source"
     )]
     SourceReplaced {
         /// The cluster ID of the source.
@@ -83,8 +83,8 @@ pub enum Refusal {
     },
     /// A checkpoint cannot be parsed.
     #[error(
-        "the key {key:?} in the destination is not a readable checkpoint of a mirror: update the operators, or delete the \
-         key if no EtcdMirror uses it"
+        "the key {key:?} in the destination is not a readable checkpoint of a mirror: update the operators, or delete \
+         the key if no EtcdMirror uses it"
     )]
     Unreadable {
         /// The key.

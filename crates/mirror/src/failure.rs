@@ -110,8 +110,8 @@ impl Failure {
             ),
             Self::WatchStalled => Trouble::new(
                 Reason::SourceUnreachable,
-                "the source sends no changes, although it has newer revisions, and the watch restarts: check the member \
-                 of the source",
+                "the source sends no changes, although it has newer revisions, and the watch restarts: check the \
+                 member of the source",
             ),
         }
     }

@@ -2,8 +2,8 @@
 //! the backup operator runs this controller.
 //!
 //! The modules `decide`, `compare` and `follow` compute the transactions of a mirror from its checkpoint and from the
-//! source, without I/O. The module `attempt` sends them. Invariant 42: each transaction has the stored checkpoint as its
-//! precondition, and writes the next checkpoint.
+//! source, without I/O. The module `attempt` sends them. Invariant 42: each transaction has the stored checkpoint as
+//! its precondition, and writes the next checkpoint.
 
 pub mod app;
 mod attempt;

@@ -1,7 +1,7 @@
 //! The metrics of each EtcdMirror, with its namespace, name and destination as labels.
 //!
-//! Each scrape computes the values from the cached objects and from the running tasks. Deleted objects therefore have no
-//! metrics.
+//! Each scrape computes the values from the cached objects and from the running tasks. Deleted objects therefore have
+//! no metrics.
 
 use std::fmt;
 use std::sync::Arc;

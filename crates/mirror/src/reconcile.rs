@@ -146,8 +146,8 @@ impl ReconcileContext {
             }
             Err(trouble) => {
                 let message = format!(
-                    "the checkpoint of the mirror in the destination cannot be deleted, and the deletion is retried: {}. \
-                     If the destination is lost, remove the finalizer {FINALIZER_MIRROR}",
+                    "the checkpoint of the mirror in the destination cannot be deleted, and the deletion is retried: \
+                     {}. If the destination is lost, remove the finalizer {FINALIZER_MIRROR}",
                     trouble.message
                 );
                 let trouble = Trouble::new(Reason::ReleaseFailed, message);

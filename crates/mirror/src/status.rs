@@ -117,9 +117,9 @@ fn of_progress(progress: &Progress, max_mirrors: usize, now: Timestamp) -> (Read
         State::Queued => (
             Reason::TooManyMirrors,
             format!(
-                "the operator runs at most {max_mirrors} mirrors, and at most half of them in one namespace if it manages \
-                 several namespaces: increase --max-mirrors (mirrors.max of the chart) and the memory of the operator, \
-                 or promote another mirror"
+                "the operator runs at most {max_mirrors} mirrors, and at most half of them in one namespace if it \
+                 manages several namespaces: increase --max-mirrors (mirrors.max of the chart) and the memory of the \
+                 operator, or promote another mirror"
             ),
         ),
         State::Starting => (
