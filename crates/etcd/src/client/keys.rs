@@ -5,6 +5,7 @@ use bytes::Bytes;
 use etcd_client::{
     Compare, CompareOp, GetOptions, GetResponse, KeyValue, ResponseHeader, Txn, TxnOp,
 };
+use futures::FutureExt;
 
 use super::EtcdClient;
 use crate::answer::COMPACTED;
@@ -119,6 +120,7 @@ impl EtcdClient {
                     keys.get(start, Some(options)).await
                 }
             })
+            .boxed()
             .await;
         match answer {
             Ok(answer) => Ok(page_of(answer)),
@@ -150,6 +152,7 @@ impl EtcdClient {
                 Ok(answer.succeeded().then_some(revision))
             }
         })
+        .boxed()
         .await
     }
 }
