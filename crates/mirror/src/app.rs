@@ -68,6 +68,7 @@ impl Mirrors {
             endpoints,
             tasks: Tasks::new(limits, operator.shutdown.clone(), changes),
             objects: controllers.cache(),
+            scope: operator.scope.clone(),
             max_mirrors: limits.concurrent,
         });
         Self {

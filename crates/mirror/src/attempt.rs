@@ -7,6 +7,7 @@ use etcd::{
     ClusterId, Error, Etcd, EtcdClient, KeyPage, KeyRange, Operation, PageError, Precondition,
     WatchError,
 };
+use futures::FutureExt;
 use jiff::Timestamp;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -15,7 +16,7 @@ use crate::checkpoint::{
     registry_key,
 };
 use crate::compare::compare;
-use crate::decide::{Beginning, Refusal, begin, check_overlap};
+use crate::decide::{Beginning, Refusal, begin, check_overlap, is_same_source};
 use crate::ends::{End, Ends};
 use crate::failure::{Failure, Side};
 use crate::follow::{FollowError, Follower, trusts_progress};
@@ -33,11 +34,8 @@ const SMALL_PAGE: usize = 1 << 20;
 const FIRST_KEYS: i64 = 128;
 const MAX_KEYS: i64 = 4_096;
 
-/// Maximum number of mirrors into one destination.
-const MAX_CHECKPOINTS: i64 = 100;
-
-/// Number of attempts to register a mirror while other mirrors register themselves.
-const REGISTRATIONS: usize = 3;
+/// Maximum number of checkpoints of other mirrors that are read at once.
+const CHECKPOINTS: i64 = 100;
 
 /// Interval at which a mirror reads the newest revision of its source.
 const PROBE: Duration = Duration::from_secs(5);
@@ -130,6 +128,11 @@ impl<'a> Attempt<'a> {
             accepted,
         )?;
         let mut stored = match (begun, stored) {
+            // Invariant 42: after a promotion by another process, this process must not begin to copy again. An empty
+            // destination would permit it.
+            (Beginning::Register(_), _) if self.monitor.is_registered(destination.cluster_id) => {
+                return Err(Refusal::CheckpointDeleted.into());
+            }
             (Beginning::Register(checkpoint), _) => self.register(checkpoint).await?,
             (Beginning::Restart(checkpoint), Some(stored)) => {
                 self.commit(&stored, only_checkpoint(checkpoint)).await?
@@ -137,6 +140,7 @@ impl<'a> Attempt<'a> {
             (Beginning::Copy | Beginning::Follow, Some(stored)) => stored,
             (_, None) => return Err(Failure::CheckpointChanged),
         };
+        self.monitor.register(destination.cluster_id);
         loop {
             self.report(&stored);
             stored = match stored.checkpoint.phase {
@@ -174,47 +178,57 @@ impl<'a> Attempt<'a> {
         stored(&self.destination, self.to, &self.identity.uid).await
     }
 
-    /// Creates the checkpoint of a new mirror.
+    /// Creates the checkpoint of a new mirror. If another process or another mirror has changed the destination
+    /// meanwhile, the next attempt reads the destination again.
     ///
     /// Invariant 42: the transaction succeeds only if no key of the destination exists, and if no other mirror was
     /// registered since the check for mirrors with overlapping keys.
     async fn register(&self, checkpoint: Checkpoint) -> Result<Stored, Failure> {
         let stored = Stored::new(checkpoint);
         let key = checkpoint_key(&self.identity.uid);
-        let parts = self
-            .identity
-            .mapping
-            .destination_range()
-            .without(&records());
-        for _ in 0..REGISTRATIONS {
-            let registry = self
-                .destination_page(&KeyRange::key(&registry_key()), 1)
-                .await?;
-            let prefix = KeyRange::prefix(checkpoint_prefix().as_bytes());
-            let others = self.destination_page(&prefix, MAX_CHECKPOINTS).await?;
-            check_overlap(self.identity, &others)?;
-            let changed = |key: Bytes, revision| Precondition::Changed { key, revision };
-            let mut preconditions = vec![
-                changed(registry_key(), registry.first_changed),
-                changed(key.clone(), 0),
-            ];
-            preconditions.extend(parts.iter().cloned().map(Precondition::Empty));
-            let put = |key, value| Operation::Put { key, value };
-            let operations = [
-                put(registry_key(), Bytes::from(self.identity.uid.clone())),
-                put(key.clone(), stored.value.clone()),
-            ];
-            if self.send(&preconditions, &operations).await? {
-                return Ok(stored);
-            }
-            for part in &parts {
-                if !self.destination_page(part, 1).await?.entries.is_empty() {
-                    let prefix = self.identity.mapping.destination_prefix().to_owned();
-                    return Err(Refusal::NotEmpty { prefix }.into());
-                }
+        let range = self.identity.mapping.destination_range();
+        let parts = range.without(&records());
+        let registry = KeyRange::key(&registry_key());
+        let registry = self.destination_page(&registry, 1).await?;
+        self.check_mirrors().await?;
+        // The empty ranges are also preconditions of the transaction. They are read first, because etcd reads all keys
+        // of a range for a precondition.
+        for part in &parts {
+            let is_empty = self.destination_page(part, 1).await?.entries.is_empty();
+            if !is_empty && self.stored().await?.is_none() {
+                let prefix = self.identity.mapping.destination_prefix().to_owned();
+                return Err(Refusal::NotEmpty { prefix }.into());
             }
         }
-        Err(Failure::CheckpointChanged)
+        let changed = |key, revision| Precondition::Changed { key, revision };
+        let mut preconditions = vec![
+            changed(registry_key(), registry.first_changed),
+            changed(key.clone(), 0),
+        ];
+        preconditions.extend(parts.into_iter().map(Precondition::Empty));
+        let put = |key, value| Operation::Put { key, value };
+        let operations = [
+            put(registry_key(), Bytes::from(self.identity.uid.clone())),
+            put(key, stored.value.clone()),
+        ];
+        if self.send(&preconditions, &operations).await? {
+            Ok(stored)
+        } else {
+            Err(Failure::CheckpointChanged)
+        }
+    }
+
+    /// Checks that no other mirror writes to the same keys.
+    async fn check_mirrors(&self) -> Result<(), Failure> {
+        let mut range = KeyRange::prefix(checkpoint_prefix().as_bytes());
+        loop {
+            let others = self.destination_page(&range, CHECKPOINTS).await?;
+            check_overlap(self.identity, &others)?;
+            match others.entries.last() {
+                Some((last, _)) if others.has_more => range = range.after(Some(last)),
+                _ => return Ok(()),
+            }
+        }
     }
 
     /// Copies all keys of the revision of the checkpoint. Returns the checkpoint after the copy, or the checkpoint of a
@@ -229,6 +243,7 @@ impl<'a> Attempt<'a> {
             let Some(page) = page(source, &range, revision, &mut sizes.0).await? else {
                 return self.restart(&stored, CopyReason::Compacted).await;
             };
+            check_source(&stored.checkpoint, (page.cluster_id, page.revision))?;
             let last = page.entries.last().filter(|_| page.has_more);
             let last = last.map(|(key, _)| key.clone());
             let range = mapping.destination_part(after.as_deref(), last.as_deref());
@@ -263,7 +278,9 @@ impl<'a> Attempt<'a> {
 
     /// Begins a copy of all keys of the newest revision.
     async fn restart(&self, stored: &Stored, reason: CopyReason) -> Result<Stored, Failure> {
-        let next = stored.checkpoint.restarted(self.newest().await?, reason);
+        let source = self.newest().await?;
+        check_source(&stored.checkpoint, source)?;
+        let next = stored.checkpoint.restarted(source, reason);
         self.commit(stored, only_checkpoint(next)).await
     }
 
@@ -274,8 +291,9 @@ impl<'a> Attempt<'a> {
         let trusted = status.is_ok_and(|status| trusts_progress(&status.version));
         let range = self.identity.mapping.source_range();
         let revision = stored.checkpoint.revision;
-        let watch = self.source.watch_range(self.from, &range, revision).await;
-        let mut watch = watch.map_err(from_source)?;
+        let watch = self.source.watch_range(self.from, &range, revision);
+        let mut watch = watch.boxed().await.map_err(from_source)?;
+        self.monitor.begin_watch();
         let mut follower = Follower::new(
             stored.checkpoint.clone(),
             self.identity.mapping.clone(),
@@ -321,7 +339,9 @@ impl<'a> Attempt<'a> {
                 },
                 _ = probe.tick() => {
                     let at = Timestamp::now();
-                    let (_, newest) = self.newest().await?;
+                    let source = self.newest().await?;
+                    check_source(&stored.checkpoint, source)?;
+                    let (_, newest) = source;
                     self.monitor.observe(newest, at);
                     if follower.position() > advanced.0 || follower.position() >= newest {
                         advanced = (follower.position(), Instant::now());
@@ -339,11 +359,9 @@ impl<'a> Attempt<'a> {
     async fn commit(&self, stored: &Stored, step: Step) -> Result<Stored, Failure> {
         let begins_split = step.begins_split;
         let (precondition, operations, next) = step.request(stored);
-        fail::fail_point!("mirror-before-transaction");
         if !self.send(&[precondition], &operations).await? {
             return Err(Failure::CheckpointChanged);
         }
-        fail::fail_point!("mirror-after-transaction");
         self.monitor.count_transaction(begins_split);
         self.report(&next);
         Ok(next)
@@ -386,7 +404,8 @@ pub(crate) async fn stored(
     Ok(Some(stored))
 }
 
-/// Reads the next page. Requests fewer keys if a response is too large. `None` if the revision is compacted.
+/// Reads the next page. Requests fewer keys if a response is too large, or too slow for the time limit of a call.
+/// `None` if the revision is compacted.
 async fn page(
     (client, member, side): (&EtcdClient, &str, Side),
     range: &KeyRange,
@@ -400,7 +419,9 @@ async fn page(
                 return Ok(Some(page));
             }
             Err(PageError::Compacted) => return Ok(None),
-            Err(PageError::TooLarge) if size.0 > 1 => size.0 = (size.0 / 4).max(1),
+            Err(PageError::TooLarge | PageError::Failed(Error::Timeout(_))) if size.0 > 1 => {
+                size.0 = (size.0 / 4).max(1);
+            }
             Err(error) => return Err(Failure::of_page(side, error)),
         }
     }
@@ -416,6 +437,16 @@ pub(crate) fn check_cluster(side: Side, found: ClusterId, end: &End) -> Result<(
             expected,
         }),
         _ => Ok(()),
+    }
+}
+
+/// Invariant 42: the mirror copies no keys of another source without an approval. The source can be replaced at any
+/// time, and the next attempt then asks for the approval.
+fn check_source(checkpoint: &Checkpoint, source: (ClusterId, i64)) -> Result<(), Failure> {
+    if is_same_source(checkpoint, source) {
+        Ok(())
+    } else {
+        Err(Failure::SourceChanged)
     }
 }
 

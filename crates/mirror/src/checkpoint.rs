@@ -35,8 +35,8 @@ pub struct Checkpoint {
     pub source: String,
     /// A revision of the source. [`Phase`] has its meaning.
     pub revision: i64,
-    /// The number of copies of all keys that the mirror has begun. No two states of a mirror have equal checkpoints.
-    pub copies: u64,
+    /// The number of transactions of the mirror, so that no two states of a destination have equal checkpoints.
+    pub transactions: u64,
     /// What the mirror does.
     pub phase: Phase,
 }
@@ -135,7 +135,7 @@ impl Checkpoint {
             destination_prefix: identity.mapping.destination_prefix().to_owned(),
             source: source.to_string(),
             revision,
-            copies: 1,
+            transactions: 0,
             phase: Phase::Copying {
                 reason: CopyReason::Initial,
                 after: None,
@@ -149,7 +149,6 @@ impl Checkpoint {
         Self {
             source: source.to_string(),
             revision,
-            copies: self.copies + 1,
             phase: Phase::Copying {
                 reason,
                 after: None,
@@ -191,6 +190,11 @@ impl Checkpoint {
             phase: Phase::Following { split: Some(split) },
             ..self.clone()
         }
+    }
+
+    /// The last revision of the source whose changes the destination contains, at least in part.
+    pub fn reached(&self) -> i64 {
+        self.split().map_or(self.revision, |split| split.revision)
     }
 
     /// The transaction that is applied in part.
@@ -256,11 +260,11 @@ mod tests {
             revision: 9,
             applied: 127,
         });
-        assert_eq!(split.revision, 7);
+        assert_eq!((split.revision, split.reached()), (7, 9));
         let applied = split.applied(9);
         assert_eq!((applied.revision, applied.split()), (9, None));
         let again = applied.restarted((ClusterId(0xab), 12), CopyReason::Compacted);
-        assert_eq!((again.copies, again.last_copied()), (2, None));
+        assert_eq!((again.reached(), again.last_copied()), (12, None));
         for checkpoint in [begun, middle, copied, split, applied, again] {
             let stored = Stored::new(checkpoint.clone());
             let parsed = Stored::parse(stored.value.clone()).unwrap();

@@ -36,6 +36,13 @@ pub enum Refusal {
         /// The prefix of the destination.
         prefix: String,
     },
+    /// The destination contained a checkpoint before.
+    #[error(
+        "the destination no longer contains the checkpoint of this mirror: another process has promoted the \
+         destination, or a user has deleted the checkpoint. To copy again, delete this EtcdMirror, and create another \
+         one"
+    )]
+    CheckpointDeleted,
     /// Another mirror writes to the same keys.
     #[error(
         "the prefix {prefix:?} of the destination overlaps with the prefix {other_prefix:?} of EtcdMirror {other}: \
@@ -120,10 +127,10 @@ pub fn begin(
             destination_prefix: checkpoint.destination_prefix.clone(),
         });
     }
-    let copied = checkpoint.revision;
+    let copied = checkpoint.reached();
     // Invariant 42: a mirror deletes the keys that another source does not have only after a user has approved this
     // source.
-    if checkpoint.source != found.to_string() || copied > revision {
+    if !is_same_source(checkpoint, source) {
         if accepted != Some(format!("{found}/{copied}").as_str()) {
             return Err(Refusal::SourceReplaced {
                 found,
@@ -140,6 +147,11 @@ pub fn begin(
         Phase::Copying { .. } => Beginning::Copy,
         Phase::Following { .. } => Beginning::Follow,
     })
+}
+
+/// Whether a source has the history of a checkpoint. `source` is its cluster ID and its newest revision.
+pub fn is_same_source(checkpoint: &Checkpoint, (found, revision): (ClusterId, i64)) -> bool {
+    checkpoint.source == found.to_string() && checkpoint.reached() <= revision
 }
 
 /// Checks that no other mirror writes to the keys of this mirror. `checkpoints` contains all checkpoints of the
@@ -173,7 +185,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::checkpoint::checkpoint_key;
+    use crate::checkpoint::{Split, checkpoint_key};
     use crate::mapping::Mapping;
 
     const SOURCE: ClusterId = ClusterId(0xa);
@@ -246,6 +258,21 @@ mod tests {
             let copied = following(source.1);
             let again = begun(Some(&copied), (ClusterId(0xd), 1), Some(&approval));
             assert!(matches!(again, Err(Refusal::SourceReplaced { .. })));
+        }
+    }
+
+    /// Invariant 42: a source that lacks a transaction that is applied in part is not the source of the checkpoint.
+    #[test]
+    fn invariant_42_source_without_applied_revisions_is_refused() {
+        let split = following(9).applied_in_part(Split {
+            revision: 20,
+            applied: 1,
+        });
+        assert!(is_same_source(&split, (SOURCE, 20)));
+        for source in [(SOURCE, 19), (ClusterId(0xc), 20)] {
+            assert!(!is_same_source(&split, source));
+            let refused = begun(Some(&split), source, None);
+            assert!(matches!(refused, Err(Refusal::SourceReplaced { .. })));
         }
     }
 

@@ -108,12 +108,13 @@ async fn source(client: &Client, mirror: &EtcdMirror, rule: &EndpointRule) -> Re
         let field = "spec.source.etcdCluster.name";
         let found = members::cluster(client, &namespace, &reference.name, field).await;
         let cluster = found.map_err(trouble)?;
-        return of_cluster(client, &cluster, Reason::SourceUnreachable).await;
+        return Box::pin(of_cluster(client, &cluster, Reason::SourceUnreachable)).await;
     }
     let field = "spec.source.etcdEndpoints";
     let mut end = End::default();
     for url in members::completed(&spec.etcd_endpoints, &namespace) {
-        let reach = members::reach(client, &namespace, (field, url.as_str()), rule).await;
+        let named = (field, url.as_str());
+        let reach = Box::pin(members::reach(client, &namespace, named, rule)).await;
         // Invariant 28: the operator connects to a URL, to the pods of an EtcdCluster of this namespace, or not at all.
         match reach.map_err(trouble)? {
             EndpointReach::Direct => end.endpoints.push(url),
@@ -159,8 +160,8 @@ pub(crate) async fn released(client: &Client, mirror: &EtcdMirror) -> Result<Opt
     if status.is_none_or(|status| status.cluster_id.is_none()) {
         return Ok(None);
     }
-    let end = of_cluster(client, &cluster, Reason::DestinationUnreachable).await?;
-    Ok(Some(end))
+    let end = of_cluster(client, &cluster, Reason::DestinationUnreachable);
+    Box::pin(end).await.map(Some)
 }
 
 async fn destination_cluster(

@@ -49,6 +49,9 @@ pub enum Failure {
     /// The checkpoint has changed, for example by an earlier attempt whose answer was lost. The mirror reads it again.
     #[error("the checkpoint has changed")]
     CheckpointChanged,
+    /// The source was replaced during the attempt. The next attempt decides whether the mirror may continue.
+    #[error("the source was replaced")]
+    SourceChanged,
     /// The events of the source cannot be applied.
     #[error(transparent)]
     Follow(#[from] FollowError),
@@ -102,6 +105,10 @@ impl Failure {
                 Reason::Starting,
                 "the checkpoint in the destination has changed, and is read again",
             ),
+            Self::SourceChanged => Trouble::new(
+                Reason::SourceUnreachable,
+                "the source was replaced by another cluster or by an earlier state, and the mirror connects again",
+            ),
             Self::Follow(error) => Trouble::new(
                 Reason::SourceUnreachable,
                 format!(
@@ -123,6 +130,7 @@ impl Failure {
             Self::Etcd(_, error) => matches!(error, Error::AccessDenied(_) | Error::Tls(_)),
             Self::OtherCluster { .. }
             | Self::CheckpointChanged
+            | Self::SourceChanged
             | Self::Follow(_)
             | Self::WatchStalled => false,
         }

@@ -56,8 +56,10 @@ pub struct Follower {
     seen: i64,
     /// All events up to this revision have arrived.
     complete: i64,
-    /// The highest revision of a progress notification.
+    /// All events up to this revision have arrived, by a progress notification.
     progress: i64,
+    /// The revision of the last progress notification, if no event arrived after the notification. 0 otherwise.
+    notified: i64,
     /// The number of events to skip, because the checkpoint contains them.
     skip: u64,
 }
@@ -82,6 +84,7 @@ impl Follower {
             seen: start,
             complete: start,
             progress: 0,
+            notified: 0,
         }
     }
 
@@ -93,7 +96,7 @@ impl Follower {
     /// The revision of the source that the destination contains. It can be higher than the revision of the checkpoint,
     /// because revisions without copied keys do not change the checkpoint.
     pub fn position(&self) -> i64 {
-        if self.pending.is_empty() {
+        if self.pending.is_empty() && self.checkpoint.split().is_none() {
             self.checkpoint.revision.max(self.progress)
         } else {
             self.checkpoint.revision
@@ -110,10 +113,11 @@ impl Follower {
         }
         if batch.events.is_empty() {
             if !batch.is_fragment {
-                self.progress = self.progress.max(batch.revision);
+                self.notify(batch.revision);
             }
             return Ok(());
         }
+        self.notified = 0;
         for event in batch.events {
             self.push_event(event)?;
         }
@@ -123,6 +127,18 @@ impl Follower {
             self.seen
         };
         Ok(())
+    }
+
+    /// Adds a progress notification. If a notification can precede earlier events, it counts only after a second
+    /// notification without an event between both.
+    fn notify(&mut self, revision: i64) {
+        let before = std::mem::replace(&mut self.notified, revision);
+        let proven = if self.trusts_progress {
+            revision
+        } else {
+            before
+        };
+        self.progress = self.progress.max(proven);
     }
 
     fn push_event(&mut self, event: WatchEvent) -> Result<(), FollowError> {

@@ -61,11 +61,6 @@ impl LagMeter {
             synced: self.synced,
         }
     }
-
-    /// The time of the oldest observation that the destination has not reached.
-    pub fn behind_since(&self) -> Option<Timestamp> {
-        self.ahead.front().map(|(_, at)| *at)
-    }
 }
 
 #[cfg(test)]
@@ -87,7 +82,6 @@ mod tests {
             synced: None,
         };
         assert_eq!(meter.lag(9), unknown);
-        assert_eq!(meter.behind_since(), Some(at(100)));
         meter.reach(15);
         let behind = Lag {
             revisions: 5,
@@ -100,7 +94,7 @@ mod tests {
             synced: Some(at(105)),
         };
         assert_eq!(meter.lag(20), current);
-        assert_eq!(meter.behind_since(), None);
+        assert!(meter.ahead.is_empty());
         // A mirror can apply changes that are newer than the last observation.
         assert_eq!(meter.lag(25), current);
     }
@@ -112,7 +106,7 @@ mod tests {
             meter.observe(second, at(second));
         }
         assert!(meter.ahead.len() <= MAX_OBSERVATIONS);
-        assert_eq!(meter.behind_since(), Some(at(0)));
+        assert_eq!(meter.ahead.front(), Some(&(0, at(0))));
         meter.reach(9_999);
         assert_eq!(meter.lag(9_999).synced, Some(at(9_999)));
     }

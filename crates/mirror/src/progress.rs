@@ -68,6 +68,8 @@ struct Shared {
     progress: Progress,
     meter: LagMeter,
     notices: Vec<Notice>,
+    /// The destination in which this process has found or created the checkpoint.
+    registered: Option<ClusterId>,
 }
 
 /// The progress of a mirror, shared by its task and the reconciles of its EtcdMirror.
@@ -88,6 +90,16 @@ impl Monitor {
     /// Records that the mirror has a slot, and connects to both clusters.
     pub(crate) fn start(&self) {
         self.shared().progress.state = State::Starting;
+    }
+
+    /// Records that a destination contains the checkpoint.
+    pub(crate) fn register(&self, destination: ClusterId) {
+        self.shared().registered = Some(destination);
+    }
+
+    /// Whether this process has found or created the checkpoint in this destination before.
+    pub(crate) fn is_registered(&self, destination: ClusterId) -> bool {
+        self.shared().registered == Some(destination)
     }
 
     /// Records that an attempt has failed. Returns true if the reason is new.
@@ -192,6 +204,14 @@ impl Monitor {
         }
     }
 
+    /// Records that a watch begins. The lag is unknown until the next observation, because the destination may have
+    /// been restored since the last watch.
+    pub(crate) fn begin_watch(&self) {
+        let mut shared = self.shared();
+        shared.meter = LagMeter::default();
+        shared.progress.lag = None;
+    }
+
     /// Records an observation of the source.
     pub(crate) fn observe(&self, newest: i64, at: Timestamp) {
         self.shared().meter.observe(newest, at);
@@ -201,7 +221,8 @@ impl Monitor {
     /// after a time behind it.
     pub(crate) fn measure(&self, position: i64) -> bool {
         let mut shared = self.shared();
-        let was_behind = shared.progress.lag.is_none_or(|lag| lag.revisions > 0);
+        let known = shared.progress.lag;
+        let was_behind = known.is_none_or(|lag| lag.revisions > 0 || lag.synced.is_none());
         shared.meter.reach(position);
         let lag = shared.meter.lag(position);
         shared.progress.lag = Some(lag);
@@ -284,5 +305,10 @@ mod tests {
         assert!(!monitor.measure(8));
         assert!(monitor.measure(9));
         assert!(!monitor.measure(10));
+        monitor.begin_watch();
+        assert!(!monitor.measure(9));
+        assert_eq!(monitor.read().lag.unwrap().synced, None);
+        monitor.observe(9, Timestamp::UNIX_EPOCH);
+        assert!(monitor.measure(9));
     }
 }

@@ -12,7 +12,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use runtime::controller::Cache;
 use runtime::endpoints::EndpointGrants;
 use runtime::logs::in_stage;
-use runtime::{Done, Notice, Reconcile, apply};
+use runtime::{Done, Notice, Reconcile, Scope, apply};
 use tokio::time::timeout;
 
 use crate::checkpoint::{Checkpoint, Identity, Phase};
@@ -39,6 +39,8 @@ pub(crate) struct ReconcileContext {
     pub(crate) tasks: Arc<Tasks>,
     /// All EtcdMirrors, from the watch.
     pub(crate) objects: Cache<EtcdMirror>,
+    /// The objects that this operator manages.
+    pub(crate) scope: Scope,
     /// The maximum number of tasks, for messages.
     pub(crate) max_mirrors: usize,
 }
@@ -197,15 +199,19 @@ impl ReconcileContext {
         })
     }
 
-    /// Returns a function that checks whether the EtcdMirror with this UID exists and is not being deleted. Until the
-    /// watch has listed all objects, every EtcdMirror counts as existing (invariant 1).
+    /// Returns a function that checks whether the EtcdMirror with this UID exists, is not being deleted, and is in the
+    /// scope of this operator. Until the watch has listed all objects, every EtcdMirror counts as existing (invariant
+    /// 1).
     fn exists(&self, owner: &Owner, uid: &str) -> impl Fn() -> bool + Send + Sync + use<> {
-        let (objects, owner, uid) = (self.objects.clone(), owner.clone(), uid.to_owned());
+        let (objects, scope) = (self.objects.clone(), self.scope.clone());
+        let (owner, uid) = (owner.clone(), uid.to_owned());
         move || {
             let found = objects.get(&owner);
             found.map_or(!objects.is_complete(), |object| {
                 let meta = object.meta();
-                meta.uid.as_ref() == Some(&uid) && meta.deletion_timestamp.is_none()
+                meta.uid.as_ref() == Some(&uid)
+                    && meta.deletion_timestamp.is_none()
+                    && scope.takes(&*object)
             })
         }
     }

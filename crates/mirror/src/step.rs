@@ -97,7 +97,10 @@ impl Step {
             key: key.clone(),
             value: stored.value.clone(),
         };
-        let next = Stored::new(self.next);
+        let next = Stored::new(Checkpoint {
+            transactions: stored.checkpoint.transactions + 1,
+            ..self.next
+        });
         let mut operations = self.operations;
         operations.push(Operation::Put {
             key,

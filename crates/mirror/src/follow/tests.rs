@@ -187,10 +187,15 @@ fn progress_of_idle_source_is_recorded_only_if_trusted() {
         trusts_progress: false,
         ..self::follower(None)
     };
+    // The first notification can precede events.
     doubtful.push(batch(&[], false)).unwrap();
-    assert_eq!((doubtful.idle(), doubtful.position()), (None, 100));
+    assert_eq!((doubtful.idle(), doubtful.position()), (None, 10));
     doubtful.push(batch(&[(60, "a/1")], false)).unwrap();
     assert_eq!(apply(&mut doubtful), ["b/1 @60"]);
+    doubtful.push(batch(&[], false)).unwrap();
+    assert_eq!(doubtful.position(), 60);
+    doubtful.push(batch(&[], false)).unwrap();
+    assert_eq!((doubtful.idle(), doubtful.position()), (None, 100));
 }
 
 #[test]

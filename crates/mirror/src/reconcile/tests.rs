@@ -8,7 +8,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use prometheus_client::registry::Registry;
 use runtime::Operator;
-use runtime::controller::{Controllers, Scope};
+use runtime::controller::Controllers;
 use runtime::endpoints::GrantedBy;
 use runtime::slots::SlotLimits;
 use serde_json::{Value, json};
@@ -75,6 +75,7 @@ fn context(client: &Client) -> ReconcileContext {
         endpoints: EndpointGrants::new("operators", GrantedBy::default(), Vec::new()),
         tasks: Tasks::new(limits, operator.shutdown.clone(), changes),
         objects: Controllers::<EtcdMirror>::new(&operator).cache(),
+        scope: operator.scope.clone(),
         max_mirrors: 1,
     }
 }

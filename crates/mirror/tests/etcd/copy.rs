@@ -30,7 +30,7 @@ async fn mirror_copies_existing_keys_and_all_later_changes() {
         let lab = Lab::new(from, to).await;
         let mut source = client(&lab.source).await;
         put_many(&mut source, "k/", 1_000, "old").await;
-        source.put([0, 0xff], [0xff, 0], None).await.unwrap();
+        source.put([0_u8, 0xff], [0xff_u8, 0], None).await.unwrap();
         let mirror = lab.mirror("m", ALL);
         lab.await_equal(ALL).await;
         let lease = source.lease_grant(600, None).await.unwrap().id();

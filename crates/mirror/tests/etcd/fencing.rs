@@ -88,7 +88,12 @@ async fn invariant_42_promoted_destination_is_not_changed() {
     );
     let promoted = keys_below(&lab.destination, "copy/").await;
     write(&mut source, 200).await;
-    await_trouble(&mirror, Reason::Conflict, "no checkpoint of this mirror").await;
+    await_trouble(
+        &mirror,
+        Reason::Conflict,
+        "no longer contains the checkpoint",
+    )
+    .await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(keys_below(&lab.destination, "copy/").await, promoted);
     mirror.stop().await;
