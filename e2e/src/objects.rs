@@ -20,6 +20,8 @@ pub enum Kind {
     EtcdBackup,
     /// The kind EtcdRestore, which the restore operator reconciles.
     EtcdRestore,
+    /// The kind EtcdMirror, which the backup operator reconciles.
+    EtcdMirror,
 }
 
 impl Kind {

@@ -106,9 +106,12 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The CRD of the objects that an operator manages. Call with the name of the binary. */}}
-{{- define "etcd-operator.crd" -}}
-{{- get (dict "etcd-operator" "etcdclusters" "etcd-backup-operator" "etcdbackups" "etcd-restore-operator" "etcdrestores") . }}.etcd.database.coreos.com
+{{/* The CRDs of the objects that an operator manages, separated by commas. Call with the name of the binary. */}}
+{{- define "etcd-operator.crds" -}}
+{{- $group := "etcd.database.coreos.com" }}
+{{- if eq . "etcd-backup-operator" }}etcdbackups.{{ $group }}, etcdmirrors.{{ $group }}
+{{- else }}{{ get (dict "etcd-operator" "etcdclusters" "etcd-restore-operator" "etcdrestores") . }}.{{ $group }}
+{{- end }}
 {{- end }}
 
 {{/* The owner of a CRD that this release must not change: another release or an operator with --create-crd has written

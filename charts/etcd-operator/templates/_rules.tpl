@@ -39,6 +39,13 @@
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters]
   verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  # patch: the finalizer of EtcdMirrors.
+  resources: [etcdmirrors]
+  verbs: [get, list, watch, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdmirrors/status]
+  verbs: [patch]
 - apiGroups: [""]
   # Pods that mount a PVC to write a backup or to remove one. list: the pod of the agent of spec.continuous.
   resources: [pods]
@@ -56,7 +63,7 @@
   resources: [persistentvolumeclaims]
   verbs: [get]
 - apiGroups: [""]
-  # Credentials that an EtcdBackup names.
+  # Credentials that an EtcdBackup or an EtcdMirror names.
   resources: [secrets]
   verbs: [get]
 {{- else if eq . "etcd-restore-operator" }}

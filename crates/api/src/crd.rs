@@ -1,4 +1,4 @@
-//! The CRDs of the three kinds.
+//! The CRDs of the four kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON,
@@ -6,11 +6,16 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 use serde_json::json;
 
-use crate::{EtcdBackup, EtcdCluster, EtcdRestore};
+use crate::{EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore};
 
-/// All three CRDs.
+/// All four CRDs.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    let mut all = vec![EtcdCluster::crd(), EtcdBackup::crd(), EtcdRestore::crd()];
+    let mut all = vec![
+        EtcdCluster::crd(),
+        EtcdBackup::crd(),
+        EtcdRestore::crd(),
+        EtcdMirror::crd(),
+    ];
     all.iter_mut().for_each(default_status);
     all
 }

@@ -17,6 +17,9 @@ use crate::answer::is_not_found;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of the checks for a kind that the operator does not need. It is longer, because the kind may be missing for
+/// the whole life of the process.
+const OPTIONAL_INTERVAL: Duration = Duration::from_secs(15);
 /// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a later release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
@@ -29,6 +32,30 @@ pub async fn ready(
     create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
     scope: &Scope,
     readiness: &Readiness,
+) {
+    await_kind((client, CHECK_INTERVAL), kind, create, scope, |waiting| {
+        readiness.waiting_for(waiting);
+    })
+    .await;
+}
+
+/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
+/// meanwhile.
+pub async fn available(
+    client: &Client,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+) {
+    await_kind((client, OPTIONAL_INTERVAL), kind, create, scope, |_| {}).await;
+}
+
+async fn await_kind(
+    (client, interval): (&Client, Duration),
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+    report: impl Fn(&str),
 ) {
     let mut logged = String::new();
     loop {
@@ -45,12 +72,12 @@ pub async fn ready(
         if let Some(rejected) = rejected {
             waiting = format!("{waiting} (--create-crd failed: {rejected})");
         }
-        readiness.waiting_for(&waiting);
+        report(&waiting);
         if waiting != logged {
             warn!("waiting for {waiting}");
             logged = waiting;
         }
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(interval).await;
     }
 }
 

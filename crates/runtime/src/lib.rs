@@ -25,6 +25,7 @@ pub mod image;
 pub mod lease;
 pub mod logs;
 pub mod marks;
+pub mod members;
 mod notice;
 pub mod outcome;
 pub mod pod;

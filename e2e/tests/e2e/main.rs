@@ -58,6 +58,7 @@ mod manual_removal;
 mod member_loss;
 mod migrate_bitnami;
 mod migrate_coreos_3_3;
+mod mirror;
 mod monitoring;
 mod network_policy;
 mod node_loss;

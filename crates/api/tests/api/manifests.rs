@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use api::{EtcdBackup, EtcdCluster, EtcdRestore, Problem, backup, cluster, restore};
+use api::{
+    EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, Problem, backup, cluster, mirror, restore,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -64,6 +66,10 @@ fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
                 restore::validate(&typed),
                 restore::not_in_effect(&typed.spec),
             ))
+        }
+        "EtcdMirror" => {
+            let typed: EtcdMirror = round_trip(object, path);
+            Some((mirror::validate(&typed), Vec::new()))
         }
         _ => None,
     }

@@ -1,8 +1,8 @@
-//! Tests of the columns that `kubectl get` prints for the three kinds, and of their category and short names.
+//! Tests of the columns that `kubectl get` prints for the four kinds, and of their category and short names.
 
 use std::process::Command;
 
-use api::{EtcdBackup, EtcdRestore};
+use api::{EtcdBackup, EtcdMirror, EtcdRestore};
 use serde_json::Value;
 
 use super::*;
@@ -80,6 +80,7 @@ async fn kubectl_shows_schedule_size_and_progress() {
         ApiResource::erase::<EtcdCluster>(&()),
         ApiResource::erase::<EtcdBackup>(&()),
         ApiResource::erase::<EtcdRestore>(&()),
+        ApiResource::erase::<EtcdMirror>(&()),
     ] {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kind);
         eventually("the API of the kind is served", async || {
@@ -90,6 +91,7 @@ async fn kubectl_shows_schedule_size_and_progress() {
     create_objects(&client).await;
     shows_backups(&server);
     shows_restores(&server);
+    shows_mirrors(&server);
 
     let all = kubectl(&server, &["get", "etcds", "--no-headers", "-o", "name"]);
     let group = "etcd.database.coreos.com";
@@ -101,6 +103,7 @@ async fn kubectl_shows_schedule_size_and_progress() {
             format!("etcdbackup.{group}/nightly"),
             format!("etcdbackup.{group}/old"),
             format!("etcdcluster.{group}/main"),
+            format!("etcdmirror.{group}/copy"),
             format!("etcdrestore.{group}/again"),
         ]
     );
@@ -113,7 +116,7 @@ async fn kubectl_shows_schedule_size_and_progress() {
     );
 }
 
-/// Creates an EtcdCluster, two EtcdBackups and an EtcdRestore, each with a status.
+/// Creates an EtcdCluster, two EtcdBackups, an EtcdRestore and an EtcdMirror, each with a status.
 async fn create_objects(client: &Client) {
     let cluster = json!({ "state": "Ready", "healthyMembers": 3, "currentVersion": "3.7.3", "controlPaused": false,
         "conditions": [condition("Ready", "True", "Ready")] });
@@ -132,6 +135,12 @@ async fn create_objects(client: &Client) {
         "progress": { "bytes": 45, "totalBytes": 100, "text": "45%" },
         "conditions": [condition("Ready", "False", "InProgress")] });
     create::<EtcdRestore>(client, "again", spec, Some(restore)).await;
+    let spec = json!({ "source": { "etcdEndpoints": ["https://etcd.example.com:2379"] },
+        "destination": { "etcdCluster": { "name": "main" } } });
+    let mirror = json!({ "source": "etcd.example.com", "sourceRevision": 70,
+        "lag": { "revisions": 12, "seconds": 3, "text": "12 revisions, 3s" },
+        "conditions": [condition("Ready", "True", "UpToDate")] });
+    create::<EtcdMirror>(client, "copy", spec, Some(mirror)).await;
 }
 
 fn shows_backups(server: &ApiServer) {
@@ -198,4 +207,29 @@ fn shows_restores(server: &ApiServer) {
         "InProgress",
     ];
     assert_eq!(row[..7], expected, "{restores}");
+}
+
+fn shows_mirrors(server: &ApiServer) {
+    let mirrors = kubectl(server, &["get", "etcdm"]);
+    let mut lines = mirrors.lines();
+    let header = [
+        "NAME",
+        "SOURCE",
+        "DESTINATION",
+        "STATE",
+        "REVISION",
+        "LAG",
+        "AGE",
+    ];
+    assert_eq!(cells(lines.next().unwrap()), header, "{mirrors}");
+    let row = cells(lines.next().unwrap());
+    let expected = [
+        "copy",
+        "etcd.example.com",
+        "main",
+        "UpToDate",
+        "70",
+        "12 revisions, 3s",
+    ];
+    assert_eq!(row[..6], expected, "{mirrors}");
 }

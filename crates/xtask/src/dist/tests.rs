@@ -196,7 +196,10 @@ fn crd_file_contains_all_kinds() {
         .map(|document| <Value as serde::Deserialize>::deserialize(document).unwrap())
         .filter_map(|object| object["spec"]["names"]["kind"].as_str().map(str::to_owned))
         .collect();
-    assert_eq!(names, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    assert_eq!(
+        names,
+        ["EtcdBackup", "EtcdCluster", "EtcdMirror", "EtcdRestore"]
+    );
 }
 
 /// The files of the bundle for OLM.
@@ -311,7 +314,10 @@ fn bundle_has_every_kind_with_description_and_example() {
     let owned = owned.as_sequence().unwrap();
     let text = |node: &Value| node.as_str().unwrap_or_default().to_owned();
     let kinds: Vec<String> = owned.iter().map(|it| text(&it["kind"])).collect();
-    assert_eq!(kinds, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    assert_eq!(
+        kinds,
+        ["EtcdBackup", "EtcdCluster", "EtcdMirror", "EtcdRestore"]
+    );
     assert!(
         owned
             .iter()

@@ -215,6 +215,7 @@ fn conformance_page_lists_every_api_field() {
         ("EtcdCluster", "etcdclusters"),
         ("EtcdBackup", "etcdbackups"),
         ("EtcdRestore", "etcdrestores"),
+        ("EtcdMirror", "etcdmirrors"),
     ] {
         let path = root()
             .join("charts/etcd-operator/crds-generated")
