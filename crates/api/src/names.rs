@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::cluster::MemberAddress;
 
-/// API group of the three kinds.
+/// API group of the five kinds.
 pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
@@ -106,6 +106,8 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
+/// Finalizer of an `EtcdRole` or `EtcdUser` that may own a role or a user in etcd.
+pub const FINALIZER_ACCESS: &str = "etcd.database.coreos.com/access";
 /// Annotation of the Lease of an operator with shards: the replicas that share the shards.
 pub const ANNOTATION_REPLICAS: &str = "etcd.database.coreos.com/replicas";
 /// Label of the Lease of a shard. Its value is the name of the operator's Lease.

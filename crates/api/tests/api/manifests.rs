@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use api::{EtcdBackup, EtcdCluster, EtcdRestore, Problem, backup, cluster, restore};
+use api::access::{validate_role, validate_user};
+use api::{
+    EtcdBackup, EtcdCluster, EtcdRestore, EtcdRole, EtcdUser, Problem, backup, cluster, restore,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -64,6 +67,14 @@ fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
                 restore::validate(&typed),
                 restore::not_in_effect(&typed.spec),
             ))
+        }
+        "EtcdRole" => {
+            let typed: EtcdRole = round_trip(object, path);
+            Some((validate_role(&typed), Vec::new()))
+        }
+        "EtcdUser" => {
+            let typed: EtcdUser = round_trip(object, path);
+            Some((validate_user(&typed), Vec::new()))
         }
         _ => None,
     }

@@ -17,6 +17,15 @@ use crate::schema::{refusals, schema_of};
 const ACCEPTED: &str = "e2e/fixtures/cel/accepted";
 const REFUSED: &str = "e2e/fixtures/cel/refused";
 
+/// The kinds that the CRDs define.
+const KINDS: [&str; 5] = [
+    "EtcdCluster",
+    "EtcdBackup",
+    "EtcdRestore",
+    "EtcdRole",
+    "EtcdUser",
+];
+
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap().to_str().unwrap().to_owned()
 }
@@ -78,7 +87,7 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
         .map(|path| expected(path))
         .collect();
     let mut messages = BTreeSet::new();
-    for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
+    for kind in KINDS {
         collect_messages(schema_of(kind), &mut messages);
     }
     let untested: Vec<&String> = messages
@@ -98,7 +107,7 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
 #[test]
 fn message_of_every_crd_rule_contains_remedy() {
     let mut messages = BTreeSet::new();
-    for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
+    for kind in KINDS {
         collect_messages(schema_of(kind), &mut messages);
     }
     for message in messages {
