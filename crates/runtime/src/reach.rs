@@ -1,14 +1,18 @@
-//! Reads the client certificate and the credentials of a cluster from the Secrets that its spec names.
+//! Reads the client certificate and the credentials of a cluster from the Secrets that its spec names, and the client
+//! URLs of its members.
 //!
-//! They are kept only in memory and never printed (invariant 14).
+//! Certificates and credentials are kept only in memory and never printed (invariant 14).
 
 use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
+use api::names::Addresses;
 use etcd::Access;
-use k8s_openapi::api::core::v1::Secret;
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, Client, ResourceExt};
+use member::Members;
 use member::tls::{ClusterTls, Fault, Material, Purpose, Slot, data_of, material};
 
 use crate::credentials::ClusterAuth;
@@ -84,4 +88,53 @@ pub async fn tls_secret(
         }
     };
     material(purpose, name, secret.map(data_of).as_ref())
+}
+
+/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
+pub async fn address_forms(client: &Client, cluster: &EtcdCluster) -> Vec<Addresses> {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let policy = cluster.spec.tls.as_ref();
+    let tls = cluster_tls(client, (namespace.as_str(), name.as_str()), policy).await;
+    let mut effective = cluster.clone();
+    tls.complete_spec(&mut effective.spec, (&namespace, &name), None);
+    let addresses = Members::of(&effective, &namespace, "", None).addresses();
+    // During a TLS switch, a member may accept only http or only https, so the operator tries the URLs of both schemes.
+    let policy = effective.spec.tls;
+    let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
+    let with_tls = with_tls.then(|| Addresses {
+        client_tls: true,
+        ..addresses.clone()
+    });
+    [addresses].into_iter().chain(with_tls).collect()
+}
+
+/// The client URLs of an EtcdCluster's members, at the addresses of their pods. Users cannot change these addresses:
+/// the cluster operator writes the member names, and the kubelet writes the pod addresses. A pod in the host network
+/// is left out, because its address is the address of the node.
+///
+/// # Errors
+/// Fails if a pod cannot be read.
+pub async fn urls_at_pods(
+    client: &Client,
+    cluster: &EtcdCluster,
+    forms: &[Addresses],
+) -> Result<Vec<String>, kube::Error> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let status = cluster.status.as_ref();
+    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+    let details = status.iter().flat_map(|status| &status.member_details);
+    let reads = join_all(details.map(|member| pods.get_opt(&member.name))).await;
+    let mut urls = Vec::new();
+    for read in reads {
+        if let Some(pod) = read? {
+            urls.extend(forms.iter().filter_map(|form| url_at(&pod, form)));
+        }
+    }
+    Ok(urls)
+}
+
+fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
+    let of_node = pod.spec.as_ref().and_then(|spec| spec.host_network);
+    let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+    (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }

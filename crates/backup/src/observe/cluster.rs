@@ -8,12 +8,11 @@ use api::manifest::ManifestCluster;
 use api::names::{ANNOTATION_RESTORE, Addresses};
 use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
-use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
-use member::Members;
 use member::tls::{self, Purpose};
 use runtime::endpoints::{EndpointRule, clusters_named};
+use runtime::reach::{address_forms, urls_at_pods};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
@@ -35,7 +34,7 @@ pub(super) async fn source(
         return Ok(Source::Endpoints(endpoints));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = forms_of(client, &cluster, &namespace).await;
+    let forms = address_forms(client, &cluster).await;
     let pods = if rule.is_limited() {
         Some(pods_of(client, &cluster, &forms).await)
     } else {
@@ -68,7 +67,7 @@ pub(super) async fn of_agent(
         return Ok((endpoints, None));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = forms_of(client, &cluster, &namespace).await;
+    let forms = address_forms(client, &cluster).await;
     let endpoints = forms.iter().map(Addresses::service_url).collect();
     let recorded = ManifestCluster {
         name: cluster.name_any(),
@@ -91,7 +90,7 @@ async fn reach(
     };
     for name in clusters_named(url, namespace) {
         if let Some(cluster) = found(client, namespace, &name, "spec.etcdEndpoints").await? {
-            let forms = forms_of(client, &cluster, namespace).await;
+            let forms = address_forms(client, &cluster).await;
             let scheme = |form| Addresses {
                 client_tls: url.starts_with("https://"),
                 ..form
@@ -104,33 +103,13 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
-async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
-    let name = cluster.name_any();
-    let policy = cluster.spec.tls.as_ref();
-    let tls = runtime::reach::cluster_tls(client, (namespace, &name), policy).await;
-    let mut effective = cluster.clone();
-    tls.complete_spec(&mut effective.spec, (namespace, &name), None);
-    let addresses = Members::of(&effective, namespace, "", None).addresses();
-    // During a TLS switch, a member may accept only http or only https, so the operator tries the URLs of both schemes.
-    let policy = effective.spec.tls;
-    let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
-    let with_tls = with_tls.then(|| Addresses {
-        client_tls: true,
-        ..addresses.clone()
-    });
-    [addresses].into_iter().chain(with_tls).collect()
-}
-
-/// The client URLs of an EtcdCluster's members, at the addresses of their pods. Users cannot change these addresses:
-/// the cluster operator writes the member names, and the kubelet writes the pod addresses. A pod in the host network
-/// is left out, because its address is the address of the node.
+/// The client URLs of an EtcdCluster's members, at the addresses of their pods, and the cluster ID that they must have.
 async fn pods_of(
     client: &Client,
     cluster: &EtcdCluster,
     forms: &[Addresses],
 ) -> Result<MemberPods, Trouble> {
-    let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
+    let name = cluster.name_any();
     let status = cluster.status.as_ref();
     let cluster_id = status.and_then(|status| status.cluster_id.as_ref()?.parse().ok());
     let Some(cluster_id) = cluster_id else {
@@ -141,21 +120,14 @@ async fn pods_of(
             ),
         ));
     };
-    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
-    let details = status.iter().flat_map(|status| &status.member_details);
-    let reads = join_all(details.map(|member| pods.get_opt(&member.name))).await;
-    let mut urls = Vec::new();
-    for read in reads {
-        let pod = read.map_err(|error| {
+    let urls = urls_at_pods(client, cluster, forms)
+        .await
+        .map_err(|error| {
             Trouble::new(
                 Reason::EtcdUnreachable,
                 format!("a pod of EtcdCluster {name} cannot be read: {error}"),
             )
         })?;
-        if let Some(pod) = pod {
-            urls.extend(forms.iter().filter_map(|form| url_at(&pod, form)));
-        }
-    }
     if urls.is_empty() {
         return Err(Trouble::new(
             Reason::EtcdUnreachable,
@@ -163,12 +135,6 @@ async fn pods_of(
         ));
     }
     Ok(MemberPods { urls, cluster_id })
-}
-
-fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
-    let of_node = pod.spec.as_ref().and_then(|spec| spec.host_network);
-    let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
-    (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
 /// The etcd client with the credentials from the Secrets of the EtcdCluster or the EtcdBackup.
