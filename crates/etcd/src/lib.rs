@@ -15,6 +15,7 @@ mod login;
 mod port;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod users;
 
 pub use access::{Access, Credentials, TlsAccess};
 pub use client::{
@@ -26,3 +27,4 @@ pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Pulse, Snapshot, Status,
 };
+pub use users::{KeyAccess, KeyPermission, KeyRange, PasswordCheck};
