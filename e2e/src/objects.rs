@@ -20,6 +20,10 @@ pub enum Kind {
     EtcdBackup,
     /// The kind EtcdRestore, which the restore operator reconciles.
     EtcdRestore,
+    /// The kind EtcdRole, which the cluster operator reconciles.
+    EtcdRole,
+    /// The kind EtcdUser, which the cluster operator reconciles.
+    EtcdUser,
 }
 
 impl Kind {

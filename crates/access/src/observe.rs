@@ -171,9 +171,8 @@ fn rivals<K: AccessObject>(cache: &Cache<K>, object: &K, cluster: &Cluster) -> V
             && other.cluster() == target
             && (other.etcd_name() == entry || owns(other, target, entry, cluster))
     };
-    let found = cache.select(|other| {
-        other.meta().namespace == *namespace && other.0.as_ref().is_ok_and(&names)
-    });
+    let found = cache
+        .select(|other| other.meta().namespace == *namespace && other.0.as_ref().is_ok_and(&names));
     let readable = found.iter().filter_map(|other| other.0.as_ref().ok());
     let rivals = readable.map(|other| Rival {
         name: other.name_any(),

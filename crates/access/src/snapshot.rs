@@ -95,8 +95,8 @@ pub struct UserSnapshot {
     pub cluster: Cluster,
     /// Other EtcdUsers that name the same user, without those that are being deleted.
     pub rivals: Vec<Rival>,
-    /// The roles of the user in etcd; `None` if etcd has no such user. The error is the reason why the operator does not
-    /// know them.
+    /// The roles of the user in etcd; `None` if etcd has no such user. The error is the reason why the operator does
+    /// not know them.
     pub found: Result<Option<Vec<String>>, Trouble>,
     /// The EtcdRoles in `spec.roles`, in the same order.
     pub roles: Vec<RoleFacts>,

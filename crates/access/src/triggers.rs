@@ -1,7 +1,7 @@
 //! Selects the changes of EtcdClusters that trigger reconciles of EtcdRoles and EtcdUsers.
 //!
-//! The status of an EtcdCluster changes often, for example the size of its database. Without this selection, each change
-//! would cause a read from etcd for every role and user.
+//! The status of an EtcdCluster changes often, for example the size of its database. Without this selection, each
+//! change would cause a read from etcd for every role and user.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -88,7 +88,8 @@ mod tests {
     fn event(version: &str, change: &Value) -> Guarded<EtcdCluster> {
         let mut object = json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
-            "metadata": { "name": "main", "namespace": "prod", "uid": "1", "generation": 1, "resourceVersion": version },
+            "metadata": { "name": "main", "namespace": "prod", "uid": "1", "generation": 1,
+                          "resourceVersion": version },
             "spec": { "size": 3 }, "status": { "clusterID": "aa", "size": 1 },
         });
         for (pointer, value) in change.as_object().unwrap() {

@@ -235,8 +235,8 @@ impl fmt::Debug for SecretPassword {
 /// Reads the password under a key of a Secret. `field` is the field of the spec that names the Secret.
 ///
 /// # Errors
-/// Fails if the Secret cannot be read, or if etcd cannot use the password. The error names the field, the Secret and the
-/// remedy.
+/// Fails if the Secret cannot be read, or if etcd cannot use the password. The error names the field, the Secret and
+/// the remedy.
 pub async fn password_of(
     client: &Client,
     namespace: &str,

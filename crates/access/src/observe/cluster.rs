@@ -18,8 +18,8 @@ use runtime::reach::{address_forms, of_cluster, urls_at_pods};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, ClusterFacts, EtcdFacts};
 
-/// Deadlines of calls to members. The call is longer than for the cluster operator, because etcd computes a slow hash of
-/// a password.
+/// Deadlines of calls to members. The call is longer than for the cluster operator, because etcd computes a slow hash
+/// of a password.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -223,8 +223,8 @@ pub(super) fn etcd_trouble(cluster: &str, error: &etcd::Error) -> Trouble {
         etcd::Error::AccessDenied(why) => Trouble::new(
             Reason::EtcdAccessDenied,
             format!(
-                "etcd denies the operator access to EtcdCluster {cluster} ({why}): set spec.auth.secret of the EtcdCluster \
-                 to a Secret with username and password of a user with the role root"
+                "etcd denies the operator access to EtcdCluster {cluster} ({why}): set spec.auth.secret of the \
+                 EtcdCluster to a Secret with username and password of a user with the role root"
             ),
         ),
         error => Trouble::new(

@@ -1,7 +1,7 @@
 //! Decides whether the operator may change a role or a user in etcd.
 //!
-//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. It records a role
-//! or a user that does not exist yet, or whose object has `spec.adopt`.
+//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. It records a
+//! role or a user that does not exist yet, or whose object has `spec.adopt`.
 
 use api::access::{AccessDeletionPolicy, OwnedStatus};
 use api::names::FINALIZER_ACCESS;
@@ -129,8 +129,8 @@ fn ownership<K: AccessObject>(
         Entry::Exists { is_root: true, .. } if !is_confirmed => Err(Box::new(Plan::waits(
             Reason::RootUser,
             format!(
-                "the {} {name} of EtcdCluster {cluster} has the role root, so the operator does not take it over: choose \
-                 another name in {}, or run: etcdctl user revoke-role {name} root",
+                "the {} {name} of EtcdCluster {cluster} has the role root, so the operator does not take it over: \
+                 choose another name in {}, or run: etcdctl user revoke-role {name} root",
                 K::WORD,
                 K::NAME_FIELD,
             ),
@@ -280,8 +280,8 @@ fn hold(cluster: &str, facts: &ClusterFacts) -> Option<Trouble> {
 
 fn moved<K: AccessObject>(object: &K, field: &str, wanted: &str, owned: &OwnedStatus) -> Plan {
     let text = format!(
-        "{field} is {wanted}, but {kind} {} owns the {word} {} of EtcdCluster {}: set {field} back, or delete the {kind} \
-         and create it again",
+        "{field} is {wanted}, but {kind} {} owns the {word} {} of EtcdCluster {}: set {field} back, or delete the \
+         {kind} and create it again",
         object.name_any(),
         owned.name,
         owned.cluster,

@@ -155,8 +155,8 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
     }
     if !facts.has_client_tls {
         let text = format!(
-            "spec.clientCertificate needs members that check client certificates: set spec.TLS of EtcdCluster {cluster}, \
-             without acceptPlaintext"
+            "spec.clientCertificate needs members that check client certificates: set spec.TLS of EtcdCluster \
+             {cluster}, without acceptPlaintext"
         );
         return Some(Trouble::new(Reason::NoClientTls, text));
     }
@@ -165,8 +165,8 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
     if version.is_none_or(|version| version.minor() < (3, 4)) {
         let found = version.map_or_else(|| "unknown".to_owned(), ToString::to_string);
         let text = format!(
-            "spec.clientCertificate needs etcd 3.4 or later, and the version of EtcdCluster {cluster} is {found}: upgrade \
-             it, or set spec.password"
+            "spec.clientCertificate needs etcd 3.4 or later, and the version of EtcdCluster {cluster} is {found}: \
+             upgrade it, or set spec.password"
         );
         return Some(Trouble::new(Reason::NotSupported, text));
     }

@@ -1,5 +1,5 @@
-//! Calls that read and change the users and roles of etcd's authentication. Each change is idempotent, so the caller can
-//! repeat a change whose answer was lost.
+//! Calls that read and change the users and roles of etcd's authentication. Each change is idempotent, so the caller
+//! can repeat a change whose answer was lost.
 //!
 //! etcd orders also the reads by its Raft log, so each read costs one log entry (`UserGet` and `RoleGet` in etcd's
 //! `server/etcdserver/v3_server.go`).
@@ -79,9 +79,8 @@ impl EtcdClient {
             let (user, password) = (user.to_owned(), password.to_owned());
             async move {
                 let answer = client.auth_client().authenticate(user, password).await;
-                let error = match answer {
-                    Ok(_) => return Ok(PasswordCheck::Accepted),
-                    Err(error) => error,
+                let Err(error) = answer else {
+                    return Ok(PasswordCheck::Accepted);
                 };
                 let text = match &error {
                     etcd_client::Error::GRpcStatus(status) => status.message(),

@@ -311,7 +311,14 @@ fn bundle_has_every_kind_with_description_and_example() {
     let owned = owned.as_sequence().unwrap();
     let text = |node: &Value| node.as_str().unwrap_or_default().to_owned();
     let kinds: Vec<String> = owned.iter().map(|it| text(&it["kind"])).collect();
-    assert_eq!(kinds, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    let expected = [
+        "EtcdBackup",
+        "EtcdCluster",
+        "EtcdRestore",
+        "EtcdRole",
+        "EtcdUser",
+    ];
+    assert_eq!(kinds, expected);
     assert!(
         owned
             .iter()

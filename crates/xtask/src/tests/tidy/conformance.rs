@@ -215,6 +215,8 @@ fn conformance_page_lists_every_api_field() {
         ("EtcdCluster", "etcdclusters"),
         ("EtcdBackup", "etcdbackups"),
         ("EtcdRestore", "etcdrestores"),
+        ("EtcdRole", "etcdroles"),
+        ("EtcdUser", "etcdusers"),
     ] {
         let path = root()
             .join("charts/etcd-operator/crds-generated")

@@ -10,7 +10,13 @@ use serde_json::{Map, Value};
 use super::root;
 
 /// The kinds that the CRDs of this project define.
-pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"];
+pub(super) const KINDS: [&str; 5] = [
+    "EtcdCluster",
+    "EtcdBackup",
+    "EtcdRestore",
+    "EtcdRole",
+    "EtcdUser",
+];
 
 /// The key of the chart's schema in [`SCHEMAS`].
 const VALUES: &str = "values";
