@@ -31,7 +31,8 @@ pub fn validate_role(role: &EtcdRole) -> Vec<Problem> {
             ));
             continue;
         };
-        if key.is_empty() || (!end.is_empty() && end != [0] && key >= end) {
+        let range_end = permission.range_end.as_ref();
+        if key.is_empty() || range_end.is_some_and(|end| end.as_bytes() <= key.as_slice()) {
             problems.push(Problem::new(
                 &field,
                 "is an empty range",
@@ -160,6 +161,8 @@ mod tests {
             json!({ "access": "Read" }),
             json!({ "access": "Read", "key": "b", "rangeEnd": "a" }),
             json!({ "access": "Read", "key": "" }),
+            // In etcd, this range contains all keys from `a` on.
+            json!({ "access": "Read", "key": "a", "rangeEnd": "\u{0}" }),
         ] {
             assert_eq!(fields(&of(json!([permission]))), [first], "{permission}");
         }
