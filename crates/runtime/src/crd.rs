@@ -30,7 +30,19 @@ pub async fn ready(
     scope: &Scope,
     readiness: &Readiness,
 ) {
-    let mut logged = String::new();
+    ready_with_backoff(client, kind, create, scope, readiness, CHECK_INTERVAL).await;
+}
+
+/// Like [`ready`], for a kind that may stay missing. The pause between two checks doubles up to `longest`.
+pub async fn ready_with_backoff(
+    client: &Client,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+    readiness: &Readiness,
+    longest: Duration,
+) {
+    let (mut logged, mut pause) = (String::new(), CHECK_INTERVAL);
     loop {
         let rejected = match create {
             Some(crd) => Box::pin(install(client, crd())).await.err(),
@@ -50,7 +62,8 @@ pub async fn ready(
             warn!("waiting for {waiting}");
             logged = waiting;
         }
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
 }
 
