@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use api::EtcdCluster;
 use clap::{Parser, Subcommand};
+use futures::future::select;
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use runtime::Operator;
@@ -77,8 +78,14 @@ where
     let joins = options.join;
     let create_crds = options.common.create_crd;
     process::run(definition, options.common, |operator| async move {
+        let shutdown = operator.shutdown.clone();
         let others = Box::pin(others(operator.clone(), create_crds));
-        tokio::join!(Box::pin(app::work(operator, image, labels, joins)), others);
+        let own = Box::pin(app::work(operator, image, labels, joins));
+        // If controllers end before the shutdown, the process ends, and Kubernetes restarts it.
+        let ((), rest) = select(own, others).await.factor_first();
+        if shutdown.is_cancelled() {
+            rest.await;
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }
