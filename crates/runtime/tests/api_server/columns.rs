@@ -215,18 +215,19 @@ fn shows_restores(server: &ApiServer) {
 }
 
 fn shows_users(server: &ApiServer) {
-    for (kind, header, expected) in [
+    let kinds: [(&str, &[&str], &[&str]); 2] = [
         (
             "etcdroles",
-            &["NAME", "CLUSTER", "ROLE", "READY", "STATE", "AGE"][..],
-            &["reader", "main", "read-all", "True", "AsDesired"][..],
+            &["NAME", "CLUSTER", "ROLE", "READY", "STATE", "AGE"],
+            &["reader", "main", "read-all", "True", "AsDesired"],
         ),
         (
             "etcdusers",
             &["NAME", "CLUSTER", "USER", "ROLES", "READY", "STATE", "AGE"],
             &["app", "main", "app", "[\"reader\"]", "True", "AsDesired"],
         ),
-    ] {
+    ];
+    for (kind, header, expected) in kinds {
         let shown = kubectl(server, &["get", kind]);
         let mut lines = shown.lines();
         assert_eq!(cells(lines.next().unwrap()), header, "{shown}");
