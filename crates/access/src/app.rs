@@ -7,15 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{EtcdCluster, EtcdRole, EtcdUser};
+use futures::FutureExt;
+use futures::future::select;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::ApiResource;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
-use kube::{CustomResourceExt, ResourceExt};
+use kube::{CustomResourceExt, Resource, ResourceExt};
 use runtime::admin::Readiness;
 use runtime::controller::{Cache, Controllers, Guarded, drive};
 use runtime::process::Objects;
 use runtime::{Operator, crd};
+use tokio::sync::mpsc;
 
 use crate::object::AccessObject;
 use crate::observe::{Clusters, ObserveContext};
@@ -24,6 +27,11 @@ use crate::triggers::ClusterChanges;
 
 /// Interval at which the state of deleted EtcdClusters is dropped.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
+/// Longest pause between two checks whether a CRD exists. The chart may have been installed without the CRD.
+const CRD_CHECK: Duration = Duration::from_mins(1);
+
+/// Requests reconciles of EtcdUsers.
+type UserRequests = mpsc::UnboundedSender<ObjectRef<Guarded<EtcdUser>>>;
 
 /// Runs the controllers of EtcdRoles and EtcdUsers until the shutdown. With `create_crds`, first creates or updates
 /// their CRDs if RBAC allows it. Until both CRDs exist, only waits, so that an operator with older CRDs still runs
@@ -38,30 +46,28 @@ pub async fn run(operator: Operator, create_crds: bool) {
         () = operator.shutdown.cancelled() => return,
     }
     let clusters = Arc::new(Clusters::new(operator.client_without_retry.clone()));
-    let roles = Controllers::<EtcdRole>::new(&operator);
     let users = Controllers::<EtcdUser>::new(&operator);
+    let (requests, requested) = mpsc::unbounded_channel();
+    let notify = users_of_role(users.cache(), requests.clone());
+    let roles = Controllers::<EtcdRole>::with_changes(&operator, notify);
     let context = Arc::new(ObserveContext {
         client: operator.client_without_retry.clone(),
         clusters: Arc::clone(&clusters),
         roles: roles.cache(),
         users: users.cache(),
     });
-    let roles = watch_clusters(roles, &clusters);
-    let users = watch_roles(watch_clusters(users, &clusters), &context.users);
+    let roles = watch_clusters(roles, users.cache(), Arc::clone(&clusters), requests);
+    let users = users.reconcile_on(requested);
     let (for_roles, for_users) = (without_count(&operator), without_count(&operator));
+    let role_reconciler = Arc::new(RoleReconciler(Arc::clone(&context)));
+    let roles = drive(&for_roles, roles, role_reconciler).boxed();
+    let users = drive(&for_users, users, Arc::new(UserReconciler(context))).boxed();
     let work = async {
-        tokio::join!(
-            drive(
-                &for_roles,
-                roles,
-                Arc::new(RoleReconciler(Arc::clone(&context)))
-            ),
-            drive(
-                &for_users,
-                users,
-                Arc::new(UserReconciler(Arc::clone(&context)))
-            ),
-        );
+        // Controllers end before the shutdown only because of a defect. This function then returns.
+        let ((), rest) = select(roles, users).await.factor_first();
+        if operator.shutdown.is_cancelled() {
+            rest.await;
+        }
     };
     let forget = async {
         loop {
@@ -70,7 +76,7 @@ pub async fn run(operator: Operator, create_crds: bool) {
         }
     };
     tokio::select! {
-        () = Box::pin(work) => {}
+        () = work => {}
         () = forget => {}
     }
 }
@@ -91,46 +97,55 @@ async fn await_crd<K: AccessObject + CustomResourceExt>(operator: &Operator, cre
     let create = create.then_some(make);
     let (client, scope) = (&operator.client, &operator.scope);
     let readiness = Readiness::default();
-    Box::pin(crd::ready(client, &kind, create, scope, &readiness)).await;
+    crd::ready_with_backoff(client, &kind, create, scope, &readiness, CRD_CHECK)
+        .boxed()
+        .await;
 }
 
-/// Reconciles the objects that name a changed EtcdCluster.
-fn watch_clusters<K: AccessObject>(
-    controllers: Controllers<K>,
-    clusters: &Arc<Clusters>,
-) -> Controllers<K> {
-    let objects = controllers.cache();
-    let (clusters, changes) = (Arc::clone(clusters), Arc::new(ClusterChanges::default()));
-    controllers.watches(
-        &watcher::Config::default(),
-        move |cluster: Guarded<EtcdCluster>| {
-            if !changes.is_relevant(&cluster) {
-                return Vec::new();
-            }
-            let (namespace, name) = (cluster.namespace(), cluster.name_any());
-            clusters.invalidate(namespace.as_deref().unwrap_or_default(), &name);
-            matching(&objects, namespace.as_deref(), |object: &K| {
-                object.cluster() == name || object.target() == name
-            })
-        },
-    )
+/// Reconciles the EtcdRoles and requests the EtcdUsers that name a changed EtcdCluster.
+fn watch_clusters(
+    controllers: Controllers<EtcdRole>,
+    users: Cache<EtcdUser>,
+    clusters: Arc<Clusters>,
+    requests: UserRequests,
+) -> Controllers<EtcdRole> {
+    let roles = controllers.cache();
+    let changes = Arc::new(ClusterChanges::default());
+    let config = watcher::Config::default();
+    controllers.watches(&config, move |cluster: Guarded<EtcdCluster>| {
+        let name = cluster.name_any();
+        let namespace = cluster.meta().namespace.as_deref();
+        let roles = matching(&roles, namespace, |role: &EtcdRole| names(role, &name));
+        let users = matching(&users, namespace, |user: &EtcdUser| names(user, &name));
+        // Most EtcdClusters have neither roles nor users. Their changes are not compared, because this takes time.
+        if (roles.is_empty() && users.is_empty()) || !changes.is_relevant(&cluster) {
+            return Vec::new();
+        }
+        clusters.invalidate(namespace.unwrap_or_default(), &name);
+        for user in users {
+            let _ = requests.send(user);
+        }
+        roles
+    })
 }
 
-/// Reconciles the EtcdUsers that name a changed EtcdRole.
-fn watch_roles(
-    controllers: Controllers<EtcdUser>,
-    users: &Cache<EtcdUser>,
-) -> Controllers<EtcdUser> {
-    let users = users.clone();
-    controllers.watches(
-        &watcher::Config::default(),
-        move |role: Guarded<EtcdRole>| {
-            let (namespace, name) = (role.namespace(), role.name_any());
-            matching(&users, namespace.as_deref(), |user: &EtcdUser| {
-                user.spec.roles.contains(&name)
-            })
-        },
-    )
+/// Requests the EtcdUsers that name a changed EtcdRole. The cache of EtcdRoles contains the change before the request.
+fn users_of_role(
+    users: Cache<EtcdUser>,
+    requests: UserRequests,
+) -> impl Fn(&Guarded<EtcdRole>) + Clone + Send + 'static {
+    move |role: &Guarded<EtcdRole>| {
+        let (namespace, name) = (role.meta().namespace.as_deref(), role.name_any());
+        let named = |user: &EtcdUser| user.spec.roles.contains(&name);
+        for user in matching(&users, namespace, named) {
+            let _ = requests.send(user);
+        }
+    }
+}
+
+/// Whether the object names the EtcdCluster, or its deletion depends on the EtcdCluster.
+fn names<K: AccessObject>(object: &K, cluster: &str) -> bool {
+    object.cluster() == cluster || object.target() == cluster
 }
 
 fn matching<K: AccessObject>(
@@ -139,7 +154,7 @@ fn matching<K: AccessObject>(
     matches: impl Fn(&K) -> bool,
 ) -> Vec<ObjectRef<Guarded<K>>> {
     let found = cache.select(|object| {
-        object.namespace().as_deref() == namespace && object.0.as_ref().is_ok_and(&matches)
+        object.meta().namespace.as_deref() == namespace && object.0.as_ref().is_ok_and(&matches)
     });
     let references = found
         .iter()

@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use api::names::{FINALIZER_ACCESS, MANAGER_CLUSTER};
+use futures::FutureExt;
 use kube::{Api, Client, ResourceExt};
 use runtime::apply;
 
@@ -64,7 +65,7 @@ pub(crate) async fn execute<K: AccessObject>(
                 set_finalizer(servers.client, object, *set).await
             }
             Step::Call(call) => {
-                let called = Box::pin(send(servers, object, call)).await;
+                let called = send(servers, object, call).boxed().await;
                 if called.is_ok() {
                     executed.calls.push(call.clone());
                     executed.has_created |= call.creates();

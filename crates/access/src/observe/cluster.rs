@@ -11,6 +11,7 @@ use api::names::ANNOTATION_RESTORE;
 use api::problem::Chain;
 use api::version::EtcdVersion;
 use etcd::{Deadlines, Etcd, EtcdClient, Login};
+use futures::FutureExt;
 use kube::{Api, Client, ResourceExt};
 use runtime::clients::Clients;
 use runtime::reach::{address_forms, of_cluster, urls_at_pods};
@@ -107,7 +108,7 @@ impl Clusters {
         {
             return Arc::clone(observed);
         }
-        let observed = Arc::new(Box::pin(self.read(namespace, name)).await);
+        let observed = Arc::new(self.read(namespace, name).boxed().await);
         *last = Some(Arc::clone(&observed));
         observed
     }
@@ -136,7 +137,7 @@ impl Clusters {
                 return without_members(at, Cluster::Unknown(why));
             }
         };
-        let (etcd, members) = match Box::pin(self.connect(&cluster)).await {
+        let (etcd, members) = match self.connect(&cluster).boxed().await {
             Ok((facts, members)) => (Ok(facts), Some(members)),
             Err(trouble) => (Err(trouble), None),
         };
