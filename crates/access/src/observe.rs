@@ -5,11 +5,11 @@ mod cluster;
 use std::sync::Arc;
 
 use api::access::PasswordStatus;
+use api::problem::Chain;
 use api::{EtcdRole, EtcdUser};
-use etcd::PasswordCheck;
-use kube::ResourceExt;
+use futures::FutureExt;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use runtime::controller::Cache;
 use runtime::credentials::{SecretPassword, password_of};
 
@@ -42,7 +42,7 @@ impl ObserveContext {
         let found = match cluster.members() {
             Err(trouble) => Err(trouble),
             Ok(Members { client, urls }) => {
-                let found = Box::pin(client.role_permissions(urls, role.entry())).await;
+                let found = client.role_permissions(urls, role.entry()).boxed().await;
                 found.map_err(|error| etcd_trouble(role.target(), &error))
             }
         };
@@ -61,7 +61,7 @@ impl ObserveContext {
         let found = match cluster.members() {
             Err(trouble) => Err(trouble),
             Ok(Members { client, urls }) => {
-                let found = Box::pin(client.user_roles(urls, user.entry())).await;
+                let found = client.user_roles(urls, user.entry()).boxed().await;
                 found.map_err(|error| etcd_trouble(user.target(), &error))
             }
         };
@@ -70,11 +70,12 @@ impl ObserveContext {
             Some(Err(trouble)) => (Some(Err(trouble)), None),
             Some(Ok((version, password))) => (Some(Ok(version)), Some(password)),
         };
+        let roles = self.roles_of(&namespace, user, &cluster.cluster).await;
         let snapshot = UserSnapshot {
             cluster: cluster.cluster.clone(),
             rivals: rivals(&self.users, user, &cluster.cluster),
             found,
-            roles: self.roles_of(&namespace, user, &cluster.cluster),
+            roles,
             password: version,
             check: None,
         };
@@ -108,28 +109,37 @@ impl ObserveContext {
     }
 
     /// The EtcdRoles that the user names.
-    fn roles_of(&self, namespace: &str, user: &EtcdUser, cluster: &Cluster) -> Vec<RoleFacts> {
-        let state = |name: &str| {
-            let reference = ObjectRef::new(name).within(namespace);
-            let Some(found) = self.roles.get(&reference) else {
-                // Invariant 1: until all EtcdRoles are listed, a missing EtcdRole may exist.
-                return if self.roles.is_complete() {
-                    RoleState::Missing
-                } else {
-                    RoleState::NotReady(name.to_owned())
-                };
+    async fn roles_of(
+        &self,
+        namespace: &str,
+        user: &EtcdUser,
+        cluster: &Cluster,
+    ) -> Vec<RoleFacts> {
+        let mut facts = Vec::new();
+        for name in &user.spec.roles {
+            let state = match self.role_named(namespace, name).await {
+                Ok(Some(role)) => role_state(&role, user, cluster),
+                Ok(None) => RoleState::Missing,
+                Err(why) => RoleState::Unreadable(why),
             };
-            match &found.0 {
-                Ok(role) => role_state(role, user, cluster),
-                Err(_) => RoleState::NotReady(name.to_owned()),
-            }
-        };
-        let names = user.spec.roles.iter();
-        let facts = names.map(|name| RoleFacts {
-            name: name.clone(),
-            state: state(name),
-        });
-        facts.collect()
+            let name = name.clone();
+            facts.push(RoleFacts { name, state });
+        }
+        facts
+    }
+
+    /// The EtcdRole with this name. Invariant 1: an EtcdRole that is not in the cache may exist, so the operator reads
+    /// it from the API server.
+    async fn role_named(&self, namespace: &str, name: &str) -> Result<Option<EtcdRole>, String> {
+        let reference = ObjectRef::new(name).within(namespace);
+        if let Some(found) = self.roles.get(&reference) {
+            let readable = found.0.as_ref();
+            let readable = readable.map(|role| Some(role.clone()));
+            return readable.map_err(|invalid| invalid.error.clone());
+        }
+        let roles = Api::<EtcdRole>::namespaced(self.client.clone(), namespace);
+        let found = roles.get_opt(name).await;
+        found.map_err(|error| Chain(&error).to_string())
     }
 }
 
@@ -192,9 +202,8 @@ impl ObservedUser {
         let password = self.password.as_ref();
         let password = password.map_or("", |found| found.password.as_str());
         if let Ok(Members { client, urls }) = self.cluster.members() {
-            let check = Box::pin(client.check_password(urls, user.entry(), password));
-            let answer: PasswordCheck = check.await?;
-            self.snapshot.check = Some(answer);
+            let check = client.check_password(urls, user.entry(), password).boxed();
+            self.snapshot.check = Some(check.await?);
         }
         Ok(())
     }

@@ -121,6 +121,8 @@ pub struct RoleFacts {
 pub enum RoleState {
     /// It does not exist or is being deleted.
     Missing,
+    /// The operator cannot read it. The text is the cause.
+    Unreadable(String),
     /// It belongs to the EtcdCluster of this name.
     OtherCluster(String),
     /// It does not own its role in etcd yet. The text is the name of the role in etcd.

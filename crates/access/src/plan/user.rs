@@ -19,7 +19,9 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
         Err(trouble) => Err(trouble),
         Ok(None) => Ok(Entry::Missing),
         Ok(Some(found)) => Ok(Entry::Exists {
-            is_partial: found.iter().all(|role| roles.includes(role)),
+            is_partial: found
+                .iter()
+                .all(|role| role != ROOT_USER && roles.includes(role)),
             is_root: found.iter().any(|role| role == ROOT_USER),
         }),
     };
@@ -27,7 +29,11 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     if user.metadata.deletion_timestamp.is_some() {
         return deletion(user, target, entry, Call::DeleteUser);
     }
-    let refuses = |facts: &ClusterFacts, etcd: &EtcdFacts| refusal(user, facts, etcd);
+    let refuses = |facts: &ClusterFacts, etcd: &EtcdFacts| {
+        refusal(user, facts, etcd)
+            .or_else(|| roles.unreadable.clone())
+            .or_else(|| missing_password(seen))
+    };
     let admitted = match admit(user, target, entry, refuses) {
         Ok(admitted) => admitted,
         Err(plan) => return *plan,
@@ -83,6 +89,8 @@ struct Roles {
     granted: BTreeSet<String>,
     /// Roles whose EtcdRole does not own them yet. The operator neither grants nor revokes them (invariant 43).
     unknown: BTreeSet<String>,
+    /// An EtcdRole whose name in etcd is not known, so the operator must not revoke any role (invariant 1).
+    unreadable: Option<Trouble>,
     problems: Vec<Trouble>,
 }
 
@@ -91,6 +99,7 @@ impl Roles {
         let mut roles = Self {
             granted: BTreeSet::new(),
             unknown: BTreeSet::new(),
+            unreadable: None,
             problems: Vec::new(),
         };
         let mut waits = Vec::new();
@@ -105,6 +114,10 @@ impl Roles {
                     roles.unknown.insert(role.clone());
                     let text = format!("EtcdRole {name} has no role in etcd yet: see its status");
                     waits.push(Trouble::new(Reason::RoleNotReady, text));
+                }
+                RoleState::Unreadable(why) => {
+                    let text = format!("EtcdRole {name} cannot be read: {why}");
+                    roles.unreadable = Some(Trouble::new(Reason::RoleNotReady, text));
                 }
                 RoleState::Missing => roles.problems.push(missing(format!(
                     "spec.roles: there is no EtcdRole {name} in this namespace: create it or correct the name"
@@ -171,6 +184,15 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
         return Some(Trouble::new(Reason::NotSupported, text));
     }
     None
+}
+
+/// Why a missing user cannot be created. The status records the user only when its password is known. Otherwise, the
+/// user of another program could appear between the record and the creation.
+fn missing_password(seen: &UserSnapshot) -> Option<Trouble> {
+    match (&seen.found, &seen.password) {
+        (Ok(None), Some(Err(trouble))) => Some(trouble.clone()),
+        _ => None,
+    }
 }
 
 fn create(plan: &mut Plan, password: Option<&PasswordStatus>) {

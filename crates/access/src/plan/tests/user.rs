@@ -200,8 +200,12 @@ fn missing_secret_is_reported_and_roles_are_still_corrected() {
         ]
     );
     seen.found = Ok(None);
-    let plan = planned_user(&user(&with_password(), Owns::Recorded), &seen);
-    assert_eq!((plan.state.clone(), calls(&plan)), (why(), Vec::new()));
+    // Without a password, the status must not record a user that the operator cannot create.
+    for owns in [Owns::Nothing, Owns::Recorded] {
+        let plan = planned_user(&user(&with_password(), owns), &seen);
+        assert_eq!((plan.state, plan.steps), (why(), Vec::new()), "{owns:?}");
+        assert_eq!(plan.record, Record::Keep, "{owns:?}");
+    }
 }
 
 #[test]
@@ -229,6 +233,12 @@ fn role_is_granted_only_if_its_etcdrole_owns_it() {
             RoleState::OtherCluster("other".to_owned()),
             Reason::RoleMissing,
             true,
+        ),
+        // Invariant 1: the unreadable EtcdRole may own each of the roles in etcd.
+        (
+            RoleState::Unreadable("the API server does not answer".to_owned()),
+            Reason::RoleNotReady,
+            false,
         ),
         // The operator neither grants nor revokes a role whose state it does not know.
         (
