@@ -6,12 +6,16 @@ use api::access::{
     AccessDeletionPolicy, EtcdRoleStatus, EtcdUserStatus, OwnedStatus, PasswordStatus,
     validate_role, validate_user,
 };
+use api::cluster::ROOT_USER;
+use api::names::OPERATOR_USER;
 use api::{EtcdRole, EtcdUser, Problem};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Resource;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::snapshot::EtcdFacts;
 
 /// The fields of the status of both kinds. An EtcdRole has neither `password` nor `checked`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,6 +54,8 @@ pub(crate) trait AccessObject:
     fn common_status(&self) -> CommonStatus;
     fn status_from(common: CommonStatus) -> Self::Status;
     fn owned(&self) -> Option<&OwnedStatus>;
+    /// Invariant 43: whether the operators need the role or the user with this name to log in.
+    fn is_of_operators(name: &str, etcd: &EtcdFacts) -> bool;
 
     /// The name of the EtcdCluster whose etcd contains the role or the user: the recorded name during a deletion.
     fn target(&self) -> &str {
@@ -118,6 +124,10 @@ impl AccessObject for EtcdRole {
     fn owned(&self) -> Option<&OwnedStatus> {
         self.status.as_ref()?.owned.as_ref()
     }
+
+    fn is_of_operators(name: &str, _: &EtcdFacts) -> bool {
+        name == ROOT_USER
+    }
 }
 
 impl AccessObject for EtcdUser {
@@ -172,5 +182,9 @@ impl AccessObject for EtcdUser {
 
     fn owned(&self) -> Option<&OwnedStatus> {
         self.status.as_ref()?.owned.as_ref()
+    }
+
+    fn is_of_operators(name: &str, etcd: &EtcdFacts) -> bool {
+        [ROOT_USER, OPERATOR_USER].contains(&name) || etcd.operator_user.as_deref() == Some(name)
     }
 }

@@ -181,8 +181,12 @@ pub(super) fn deletion<K: AccessObject>(
     let Some(owned) = object.owned() else {
         return release();
     };
-    if object.policy() == Some(&AccessDeletionPolicy::Retain) {
-        return release();
+    match object.policy() {
+        Some(AccessDeletionPolicy::Retain) => return release(),
+        Some(AccessDeletionPolicy::Unknown(_)) => {
+            return Plan::waits(Reason::InvalidSpec, summary(&object.problems()));
+        }
+        Some(AccessDeletionPolicy::Delete) | None => {}
     }
     let facts = match cluster {
         Cluster::Missing => return release(),
@@ -202,6 +206,8 @@ pub(super) fn deletion<K: AccessObject>(
         Some(facts) => match (hold(&owned.cluster, facts), &facts.etcd) {
             (Some(trouble), _) => Err(trouble),
             (None, Err(trouble)) => Err(trouble.clone()),
+            // Invariant 43: spec.auth.secret may have changed to this user after the record.
+            (None, Ok(etcd)) if K::is_of_operators(&owned.name, etcd) => return release(),
             (None, Ok(_)) => entry.map_err(Clone::clone),
         },
     };

@@ -90,6 +90,40 @@ fn role_that_another_object_has_recorded_stays() {
     }
 }
 
+/// Invariant 43: the Secret in spec.auth may name a user that an EtcdUser has created before.
+#[test]
+fn invariant_43_user_of_operators_is_not_deleted() {
+    let mut user = user(&with_password(), Owns::Confirmed);
+    user.metadata.deletion_timestamp = Some(Time(at(NOW)));
+    let mut seen = user_seen(Some(&["reader"]));
+    for (operator_user, released) in [("root", false), ("app", true)] {
+        seen.cluster = with_cluster(|facts| {
+            facts.etcd = Ok(EtcdFacts {
+                is_auth_enabled: true,
+                operator_user: Some(operator_user.to_owned()),
+            });
+        });
+        let plan = planned_user(&user, &seen);
+        assert_eq!(plan.steps == RELEASED, released, "{plan:?}");
+    }
+    // A role or a user with a reserved name is not deleted, whatever the status contains.
+    let mut role = deleted(role(&json!({}), Owns::Confirmed));
+    let mut status = role.status.take().unwrap_or_default();
+    status.owned = Owns::Confirmed.record("root");
+    role.status = Some(status);
+    let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
+    assert_eq!(plan.steps, RELEASED);
+}
+
+#[test]
+fn deletion_waits_while_policy_is_unknown() {
+    let spec = json!({ "deletionPolicy": "Keep" });
+    let role = deleted(role(&spec, Owns::Confirmed));
+    let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
+    assert_eq!(plan.state.reason, Reason::InvalidSpec);
+    assert_eq!(plan.steps, []);
+}
+
 #[test]
 fn deletion_uses_recorded_name() {
     let mut user = user(
