@@ -1,10 +1,11 @@
 //! The reconciles of one EtcdRole and of one EtcdUser: observe, plan, execute, status.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::names::MANAGER_CLUSTER;
 use api::{EtcdRole, EtcdUser};
+use futures::FutureExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
@@ -33,19 +34,21 @@ impl Reconcile for RoleReconciler {
     type Error = Failed;
 
     async fn reconcile(&self, object: Arc<EtcdRole>) -> Result<Done, Failed> {
+        let since = Instant::now();
         let Some(role) = live(&self.0, &*object).await? else {
             return Ok(Done::default());
         };
-        let (cluster, snapshot) = in_stage("observe", Box::pin(self.0.role(&role))).await;
+        let (cluster, snapshot) = in_stage("observe", self.0.role(&role).boxed()).await;
         let plan = plan_role(&role, &snapshot);
         let attempt = Attempt {
             context: &self.0,
             object: &role,
             cluster: &cluster,
             password: None,
+            since,
             now: now(),
         };
-        Box::pin(attempt.finish(&plan)).await
+        attempt.finish(&plan).boxed().await
     }
 }
 
@@ -54,15 +57,16 @@ impl Reconcile for UserReconciler {
     type Error = Failed;
 
     async fn reconcile(&self, object: Arc<EtcdUser>) -> Result<Done, Failed> {
+        let since = Instant::now();
         let Some(user) = live(&self.0, &*object).await? else {
             return Ok(Done::default());
         };
-        let mut observed = in_stage("observe", Box::pin(self.0.user(&user))).await;
+        let mut observed = in_stage("observe", self.0.user(&user).boxed()).await;
         let now = now();
         let mut plan = plan_user(&user, &observed.snapshot, now);
         let mut failed = None;
         if plan.asks {
-            let check = in_stage("observe", Box::pin(observed.check_password(&user))).await;
+            let check = in_stage("observe", observed.check_password(&user).boxed()).await;
             failed = check.err().map(Error::Password);
             if failed.is_none() {
                 plan = plan_user(&user, &observed.snapshot, now);
@@ -76,11 +80,12 @@ impl Reconcile for UserReconciler {
             object: &user,
             cluster: &cluster,
             password: password.as_ref().map(|found| found.password.as_str()),
+            since,
             now,
         };
         match failed {
-            Some(error) => Box::pin(attempt.report(&plan, Executed::failed(error))).await,
-            None => Box::pin(attempt.finish(&plan)).await,
+            Some(error) => attempt.report(&plan, Executed::failed(error)).boxed().await,
+            None => attempt.finish(&plan).boxed().await,
         }
     }
 }
@@ -98,6 +103,8 @@ struct Attempt<'a, K> {
     object: &'a K,
     cluster: &'a ObservedCluster,
     password: Option<&'a str>,
+    /// The start of the reconcile.
+    since: Instant,
     now: Timestamp,
 }
 
@@ -108,8 +115,10 @@ impl<K: AccessObject> Attempt<'_, K> {
             members: self.cluster.members().ok(),
             password: self.password,
         };
-        let executed = execute(&servers, self.object, &plan.steps, self.cluster.at);
-        let executed = in_stage("execute", Box::pin(executed)).await;
+        // The observation of the EtcdCluster may be older than the reconcile, because several objects share it.
+        let since = self.since.min(self.cluster.at);
+        let executed = execute(&servers, self.object, &plan.steps, since).boxed();
+        let executed = in_stage("execute", executed).await;
         self.report(plan, executed).await
     }
 
@@ -142,7 +151,7 @@ impl<K: AccessObject> Attempt<'_, K> {
         let current = self.object.status();
         let written =
             apply::status_if_unchanged(&api, MANAGER_CLUSTER, self.object, current, &desired);
-        let written = in_stage("status", Box::pin(written)).await;
+        let written = in_stage("status", written.boxed()).await;
         written.map(drop).map_err(Error::Status)
     }
 }

@@ -22,7 +22,10 @@ pub(crate) fn compute<K: AccessObject>(
     let generation = object.meta().generation;
     match &plan.record {
         Record::Keep => {}
-        Record::Owned(owned) => status.owned = Some(owned.clone()),
+        // The password in another etcd cluster, or in a restored one, may differ, so the operator checks it again.
+        Record::Owned(owned) => {
+            (status.owned, status.password, status.checked) = (Some(owned.clone()), None, None);
+        }
         Record::Forget => {
             (status.owned, status.password, status.checked) = (None, None, None);
         }
@@ -98,4 +101,43 @@ fn is_correction<K: AccessObject>(object: &K) -> bool {
     meta.deletion_timestamp.is_none()
         && status.observed_generation == meta.generation
         && is_true(&status.conditions, &ConditionType::Ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::EtcdUser;
+    use api::access::{EtcdUserStatus, OwnedStatus, PasswordStatus};
+    use serde_json::json;
+
+    use super::*;
+
+    /// A restored cluster has another cluster ID, and may have an older password.
+    #[test]
+    fn new_record_requires_check_of_password() {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "password": { "secret": "app" } });
+        let mut user = EtcdUser::new("app", serde_json::from_value(spec).unwrap());
+        let epoch = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+        user.status = Some(EtcdUserStatus {
+            owned: Some(OwnedStatus::default()),
+            password: Some(PasswordStatus::default()),
+            checked: Some(epoch.clone()),
+            ..EtcdUserStatus::default()
+        });
+        let restored = OwnedStatus {
+            cluster_id: "bb".to_owned(),
+            ..OwnedStatus::default()
+        };
+        for (record, is_kept) in [(Record::Keep, true), (Record::Owned(restored), false)] {
+            let plan = Plan {
+                steps: Vec::new(),
+                record,
+                login: None,
+                asks: false,
+                state: Trouble::new(Reason::AsDesired, "as desired"),
+            };
+            let computed = compute(&user, &plan, &Executed::default(), &epoch);
+            assert_eq!(computed.checked.is_some(), is_kept, "{plan:?}");
+            assert_eq!(computed.password.is_some(), is_kept, "{plan:?}");
+        }
+    }
 }
