@@ -96,8 +96,8 @@ impl Scene {
             + DeserializeOwned,
     {
         let object: K = serde_json::from_value(object).unwrap();
-        let created = self.api::<K>().create(&PostParams::default(), &object);
-        created.await.unwrap();
+        let (objects, params) = (self.api::<K>(), PostParams::default());
+        objects.create(&params, &object).await.unwrap();
     }
 
     async fn patch<K>(&self, name: &str, patch: Value)
@@ -110,6 +110,18 @@ impl Scene {
         let patch = Patch::Merge(patch);
         let params = PatchParams::default();
         self.api::<K>().patch(name, &params, &patch).await.unwrap();
+    }
+
+    async fn patch_status<K>(&self, name: &str, patch: Value)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + DeserializeOwned,
+    {
+        let patch = Patch::Merge(patch);
+        let (objects, params) = (self.api::<K>(), PatchParams::default());
+        objects.patch_status(name, &params, &patch).await.unwrap();
     }
 
     async fn create_cluster(&self, address: Ipv4Addr) {
@@ -137,10 +149,7 @@ impl Scene {
         let status = json!({ "status": {
             "clusterID": id.to_string(), "currentVersion": "3.6.16", "memberDetails": [{ "name": MEMBER }],
         } });
-        let params = PatchParams::default();
-        let clusters = self.api::<EtcdCluster>();
-        let patched = clusters.patch_status("main", &params, &Patch::Merge(&status));
-        patched.await.unwrap();
+        self.patch_status::<EtcdCluster>("main", status).await;
         self.create::<Pod>(json!({
             "metadata": { "name": MEMBER },
             "spec": { "containers": [{ "name": "etcd", "image": "etcd" }], "automountServiceAccountToken": false },
@@ -148,9 +157,7 @@ impl Scene {
         .await;
         let address = address.to_string();
         let status = json!({ "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }] } });
-        let pods = self.api::<Pod>();
-        let patched = pods.patch_status(MEMBER, &params, &Patch::Merge(&status));
-        patched.await.unwrap();
+        self.patch_status::<Pod>(MEMBER, status).await;
     }
 
     /// Waits until the condition Ready of the object has this status and this reason. Returns its message.
@@ -355,7 +362,7 @@ async fn drift_is_corrected(scene: &Scene) {
     root.grant_role(via, "app", "root").await.unwrap();
     scene.touch::<EtcdRole>("writer").await;
     scene.await_permissions("writer", Some(1)).await;
-    // Without a touch, the periodic reconcile corrects the roles of the user.
+    // The change of the EtcdRole also triggers a reconcile of the EtcdUser.
     scene.await_roles("app", Some(&["writer"])).await;
     root.delete_user(via, "app").await.unwrap();
     scene.touch::<EtcdUser>("app").await;
