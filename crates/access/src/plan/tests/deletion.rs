@@ -38,7 +38,7 @@ fn finalizer_is_removed_if_cluster_no_longer_exists() {
         // The EtcdCluster was created again without its data.
         with_cluster(|facts| {
             facts.uid = "new-uid".to_owned();
-            facts.cluster_id = None;
+            facts.cluster_id = Some("bb".to_owned());
             facts.etcd = Err(unreachable());
         }),
     ];
@@ -57,6 +57,12 @@ fn deletion_waits_for_answer_unless_role_is_retained() {
     let clusters = [
         Cluster::Unknown("the API server does not answer".to_owned()),
         with_cluster(|facts| facts.etcd = Err(unreachable())),
+        // The EtcdCluster was created again, and may have the volumes with the role.
+        with_cluster(|facts| {
+            facts.uid = "new-uid".to_owned();
+            facts.cluster_id = None;
+            facts.etcd = Err(unreachable());
+        }),
         with_cluster(|facts| facts.is_paused = true),
         with_cluster(|facts| facts.is_hibernated = true),
         with_cluster(|facts| facts.is_restoring = true),

@@ -114,6 +114,25 @@ fn record_survives_new_uid_or_new_cluster_id() {
     }
 }
 
+/// Until the cluster ID of an EtcdCluster that was created again is known, another object does not replace the owner.
+#[test]
+fn record_is_kept_while_cluster_id_is_unknown() {
+    let mut seen = role_seen(None);
+    seen.cluster = with_cluster(|facts| {
+        facts.uid = "new-uid".to_owned();
+        facts.cluster_id = None;
+        facts.etcd = Err(unreachable());
+    });
+    seen.rivals = vec![Rival {
+        name: "older".to_owned(),
+        created: Some(at(1)),
+        owns: false,
+    }];
+    let plan = plan_role(&role(&json!({}), Owns::Confirmed), &seen);
+    assert_eq!(plan.state.reason, Reason::EtcdUnreachable);
+    assert_eq!((plan.steps, plan.record), (Vec::new(), Record::Keep));
+}
+
 #[test]
 fn oldest_of_two_objects_manages_the_user() {
     let rival = |name: &str, second: i64, owns: bool| Rival {
