@@ -22,6 +22,10 @@ pub enum Kind {
     EtcdRestore,
     /// The kind EtcdMirror, which the backup operator reconciles.
     EtcdMirror,
+    /// The kind EtcdRole, which the cluster operator reconciles.
+    EtcdRole,
+    /// The kind EtcdUser, which the cluster operator reconciles.
+    EtcdUser,
 }
 
 impl Kind {

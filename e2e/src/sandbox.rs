@@ -377,7 +377,7 @@ impl Sandbox {
         let commands: [&[&str]; 7] = [
             &[
                 "get",
-                "etcdclusters,etcdbackups,etcdrestores,etcdmirrors",
+                "etcdclusters,etcdbackups,etcdrestores,etcdmirrors,etcdroles,etcdusers",
                 "-o",
                 "yaml",
             ],

@@ -108,10 +108,10 @@ securityContext:
 
 {{/* The CRDs of the objects that an operator manages, separated by commas. Call with the name of the binary. */}}
 {{- define "etcd-operator.crds" -}}
-{{- $group := "etcd.database.coreos.com" }}
-{{- if eq . "etcd-backup-operator" }}etcdbackups.{{ $group }}, etcdmirrors.{{ $group }}
-{{- else }}{{ get (dict "etcd-operator" "etcdclusters" "etcd-restore-operator" "etcdrestores") . }}.{{ $group }}
-{{- end }}
+{{- $plurals := list "etcdclusters" "etcdroles" "etcdusers" }}
+{{- if eq . "etcd-backup-operator" }}{{ $plurals = list "etcdbackups" "etcdmirrors" }}{{ end }}
+{{- if eq . "etcd-restore-operator" }}{{ $plurals = list "etcdrestores" }}{{ end }}
+{{- join ".etcd.database.coreos.com, " $plurals }}.etcd.database.coreos.com
 {{- end }}
 
 {{/* The owner of a CRD that this release must not change: another release or an operator with --create-crd has written

@@ -1,4 +1,4 @@
-//! The CRDs of the four kinds.
+//! The CRDs of the six kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON,
@@ -6,15 +6,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 use serde_json::json;
 
-use crate::{EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore};
+use crate::{EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser};
 
-/// All four CRDs.
+/// All six CRDs.
 pub fn all() -> Vec<CustomResourceDefinition> {
     let mut all = vec![
         EtcdCluster::crd(),
         EtcdBackup::crd(),
         EtcdRestore::crd(),
         EtcdMirror::crd(),
+        EtcdRole::crd(),
+        EtcdUser::crd(),
     ];
     all.iter_mut().for_each(default_status);
     all

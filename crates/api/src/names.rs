@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::cluster::MemberAddress;
 
-/// API group of the four kinds.
+/// API group of the six kinds.
 pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
@@ -116,6 +116,8 @@ pub const MIRROR_RECORDS: &str = "etcd.database.coreos.com/mirror/";
 /// Annotation of an `EtcdMirror` whose source was replaced. A user approves the new source by setting it to
 /// `<cluster ID of the source>/<last copied revision>`. The operator then copies all keys again.
 pub const ANNOTATION_ACCEPT_SOURCE: &str = "etcd.database.coreos.com/accept-source";
+/// Finalizer of an `EtcdRole` or `EtcdUser` that may own a role or a user in etcd.
+pub const FINALIZER_ACCESS: &str = "etcd.database.coreos.com/access";
 /// Annotation of the Lease of an operator with shards: the replicas that share the shards.
 pub const ANNOTATION_REPLICAS: &str = "etcd.database.coreos.com/replicas";
 /// Label of the Lease of a shard. Its value is the name of the operator's Lease.

@@ -14,6 +14,7 @@ mod pulse;
 mod restored;
 mod send;
 mod snapshot;
+mod users;
 mod watch;
 
 use std::collections::HashMap;

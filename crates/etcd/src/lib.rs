@@ -16,6 +16,7 @@ mod port;
 mod range;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod users;
 
 pub use access::{Access, Credentials, TlsAccess};
 pub use client::{
@@ -28,3 +29,4 @@ pub use port::{
     Pulse, Snapshot, Status,
 };
 pub use range::KeyRange;
+pub use users::{KeyAccess, KeyPermission, PasswordCheck, PermissionRange};

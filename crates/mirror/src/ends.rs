@@ -182,8 +182,7 @@ async fn of_cluster(
     cluster: &EtcdCluster,
     reason: Reason,
 ) -> Result<End, Trouble> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let forms = members::forms_of(client, cluster, &namespace).await;
+    let forms = members::address_forms(client, cluster).await;
     let pods = members::pods_of(client, cluster, &forms).await;
     let pods = pods.map_err(|error| Trouble::new(reason, error.to_string()))?;
     let access = runtime::reach::of_cluster(client, cluster).await;

@@ -17,9 +17,9 @@ use crate::answer::is_not_found;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Interval of the checks for a kind that the operator does not need. It is longer, because the kind may be missing for
-/// the whole life of the process.
-const OPTIONAL_INTERVAL: Duration = Duration::from_secs(15);
+/// Longest interval of the checks for a kind that the operator does not need. The kind may be missing for the whole life
+/// of the process.
+const OPTIONAL_INTERVAL: Duration = Duration::from_mins(1);
 /// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a later release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
@@ -40,7 +40,7 @@ pub async fn ready(
 }
 
 /// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
-/// meanwhile.
+/// meanwhile. The pause between two checks doubles up to [`OPTIONAL_INTERVAL`].
 pub async fn available(
     client: &Client,
     kind: &ApiResource,
@@ -51,13 +51,13 @@ pub async fn available(
 }
 
 async fn await_kind(
-    (client, interval): (&Client, Duration),
+    (client, longest): (&Client, Duration),
     kind: &ApiResource,
     create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
     scope: &Scope,
     report: impl Fn(&str),
 ) {
-    let mut logged = String::new();
+    let (mut logged, mut pause) = (String::new(), CHECK_INTERVAL);
     loop {
         let rejected = match create {
             Some(crd) => Box::pin(install(client, crd())).await.err(),
@@ -77,7 +77,8 @@ async fn await_kind(
             warn!("waiting for {waiting}");
             logged = waiting;
         }
-        tokio::time::sleep(interval).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
 }
 

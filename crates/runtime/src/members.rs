@@ -3,6 +3,7 @@
 
 use api::EtcdCluster;
 use api::names::Addresses;
+use api::problem::Chain;
 use etcd::{Access, ClusterId};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -62,7 +63,7 @@ pub async fn reach(
     };
     for name in clusters_named(url, namespace) {
         if let Some(cluster) = found(client, namespace, &name, field).await? {
-            let forms = forms_of(client, &cluster, namespace).await;
+            let forms = address_forms(client, &cluster).await;
             let scheme = |form| Addresses {
                 client_tls: url.starts_with("https://"),
                 ..form
@@ -76,13 +77,13 @@ pub async fn reach(
 }
 
 /// The URL formats of the members of an EtcdCluster. They depend on its certificates.
-pub async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
-    let name = cluster.name_any();
+pub async fn address_forms(client: &Client, cluster: &EtcdCluster) -> Vec<Addresses> {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();
-    let tls = reach::cluster_tls(client, (namespace, &name), policy).await;
+    let tls = reach::cluster_tls(client, (namespace.as_str(), name.as_str()), policy).await;
     let mut effective = cluster.clone();
-    tls.complete_spec(&mut effective.spec, (namespace, &name), None);
-    let addresses = Members::of(&effective, namespace, "", None).addresses();
+    tls.complete_spec(&mut effective.spec, (&namespace, &name), None);
+    let addresses = Members::of(&effective, &namespace, "", None).addresses();
     // During a TLS switch, a member may accept only http or only https, so the operator tries the URLs of both schemes.
     let policy = effective.spec.tls;
     let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
@@ -119,7 +120,8 @@ pub async fn pods_of(
     for read in reads {
         let pod = read.map_err(|error| {
             MembersError::Unreachable(format!(
-                "a pod of EtcdCluster {name} cannot be read: {error}"
+                "a pod of EtcdCluster {name} cannot be read: {}",
+                Chain(&error)
             ))
         })?;
         if let Some(pod) = pod {
@@ -188,7 +190,8 @@ pub async fn found(
     let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
     clusters.get_opt(name).await.map_err(|error| {
         MembersError::Missing(format!(
-            "{field}: EtcdCluster {name} cannot be read: {error}"
+            "{field}: EtcdCluster {name} cannot be read: {}",
+            Chain(&error)
         ))
     })
 }

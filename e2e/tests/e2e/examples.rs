@@ -97,6 +97,8 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdBackup") => Kind::EtcdBackup,
             Some("EtcdRestore") => Kind::EtcdRestore,
             Some("EtcdMirror") => Kind::EtcdMirror,
+            Some("EtcdRole") => Kind::EtcdRole,
+            Some("EtcdUser") => Kind::EtcdUser,
             _ => continue,
         };
         // The example with the scope annotation is skipped, because namespaced operators ignore it. `clusterwide.rs`

@@ -104,5 +104,6 @@ mod tls_upgrade;
 mod two_operators;
 mod uninstall_first;
 mod upgrade;
+mod users_roles;
 mod volume_growth;
 mod volumes_retained;

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use api::access::{validate_role, validate_user};
 use api::{
-    EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, Problem, backup, cluster, mirror, restore,
+    EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser, Problem, backup, cluster,
+    mirror, restore,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -70,6 +72,14 @@ fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
         "EtcdMirror" => {
             let typed: EtcdMirror = round_trip(object, path);
             Some((mirror::validate(&typed), Vec::new()))
+        }
+        "EtcdRole" => {
+            let typed: EtcdRole = round_trip(object, path);
+            Some((validate_role(&typed), Vec::new()))
+        }
+        "EtcdUser" => {
+            let typed: EtcdUser = round_trip(object, path);
+            Some((validate_user(&typed), Vec::new()))
         }
         _ => None,
     }

@@ -16,7 +16,16 @@ use crate::schema::{refusals, refusals_of_change, schema_of};
 
 const ACCEPTED: &str = "e2e/fixtures/cel/accepted";
 const REFUSED: &str = "e2e/fixtures/cel/refused";
-const KINDS: [&str; 4] = ["EtcdCluster", "EtcdBackup", "EtcdRestore", "EtcdMirror"];
+
+/// The kinds that the CRDs define.
+const KINDS: [&str; 6] = [
+    "EtcdCluster",
+    "EtcdBackup",
+    "EtcdRestore",
+    "EtcdMirror",
+    "EtcdRole",
+    "EtcdUser",
+];
 
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap().to_str().unwrap().to_owned()

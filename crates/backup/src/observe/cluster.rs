@@ -35,7 +35,7 @@ pub(super) async fn source(
         return Ok(Source::Endpoints(endpoints));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = members::forms_of(client, &cluster, &namespace).await;
+    let forms = members::address_forms(client, &cluster).await;
     let pods = if rule.is_limited() {
         let pods = members::pods_of(client, &cluster, &forms).await;
         Some(pods.map_err(trouble))
@@ -69,7 +69,7 @@ pub(super) async fn of_agent(
         return Ok((endpoints, None));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = members::forms_of(client, &cluster, &namespace).await;
+    let forms = members::address_forms(client, &cluster).await;
     let endpoints = forms.iter().map(Addresses::service_url).collect();
     let recorded = ManifestCluster {
         name: cluster.name_any(),

@@ -1,8 +1,8 @@
-//! Tests of the columns that `kubectl get` prints for the four kinds, and of their category and short names.
+//! Tests of the columns that `kubectl get` prints for the six kinds, and of their category and short names.
 
 use std::process::Command;
 
-use api::{EtcdBackup, EtcdMirror, EtcdRestore};
+use api::{EtcdBackup, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser};
 use serde_json::Value;
 
 use super::*;
@@ -81,6 +81,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
         ApiResource::erase::<EtcdBackup>(&()),
         ApiResource::erase::<EtcdRestore>(&()),
         ApiResource::erase::<EtcdMirror>(&()),
+        ApiResource::erase::<EtcdRole>(&()),
+        ApiResource::erase::<EtcdUser>(&()),
     ] {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kind);
         eventually("the API of the kind is served", async || {
@@ -92,6 +94,7 @@ async fn kubectl_shows_schedule_size_and_progress() {
     shows_backups(&server);
     shows_restores(&server);
     shows_mirrors(&server);
+    shows_users(&server);
 
     let all = kubectl(&server, &["get", "etcds", "--no-headers", "-o", "name"]);
     let group = "etcd.database.coreos.com";
@@ -105,6 +108,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
             format!("etcdcluster.{group}/main"),
             format!("etcdmirror.{group}/copy"),
             format!("etcdrestore.{group}/again"),
+            format!("etcdrole.{group}/reader"),
+            format!("etcduser.{group}/app"),
         ]
     );
     let cluster = kubectl(&server, &["get", "etcd"]);
@@ -116,7 +121,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
     );
 }
 
-/// Creates an EtcdCluster, two EtcdBackups, an EtcdRestore and an EtcdMirror, each with a status.
+/// Creates an EtcdCluster, two EtcdBackups, an EtcdRestore, an EtcdMirror, an EtcdRole and an EtcdUser, each with a
+/// status.
 async fn create_objects(client: &Client) {
     let cluster = json!({ "state": "Ready", "healthyMembers": 3, "currentVersion": "3.7.3", "controlPaused": false,
         "conditions": [condition("Ready", "True", "Ready")] });
@@ -141,6 +147,15 @@ async fn create_objects(client: &Client) {
         "lag": { "revisions": 12, "seconds": 3, "text": "12 revisions, 3s" },
         "conditions": [condition("Ready", "True", "UpToDate")] });
     create::<EtcdMirror>(client, "copy", spec, Some(mirror)).await;
+    let owned = |name: &str| {
+        json!({ "owned": { "name": name, "cluster": "main", "clusterUID": "u", "clusterID": "aa", "created": true },
+            "conditions": [condition("Ready", "True", "AsDesired")] })
+    };
+    let spec = json!({ "etcdCluster": { "name": "main" }, "roleName": "read-all",
+        "permissions": [{ "access": "Read", "prefix": "" }] });
+    create::<EtcdRole>(client, "reader", spec, Some(owned("read-all"))).await;
+    let spec = json!({ "etcdCluster": { "name": "main" }, "roles": ["reader"], "clientCertificate": true });
+    create::<EtcdUser>(client, "app", spec, Some(owned("app"))).await;
 }
 
 fn shows_backups(server: &ApiServer) {
@@ -232,4 +247,26 @@ fn shows_mirrors(server: &ApiServer) {
         "12 revisions, 3s",
     ];
     assert_eq!(row[..6], expected, "{mirrors}");
+}
+
+fn shows_users(server: &ApiServer) {
+    let kinds: [(&str, &[&str], &[&str]); 2] = [
+        (
+            "etcdroles",
+            &["NAME", "CLUSTER", "ROLE", "READY", "STATE", "AGE"],
+            &["reader", "main", "read-all", "True", "AsDesired"],
+        ),
+        (
+            "etcdusers",
+            &["NAME", "CLUSTER", "USER", "ROLES", "READY", "STATE", "AGE"],
+            &["app", "main", "app", "[\"reader\"]", "True", "AsDesired"],
+        ),
+    ];
+    for (kind, header, expected) in kinds {
+        let shown = kubectl(server, &["get", kind]);
+        let mut lines = shown.lines();
+        assert_eq!(cells(lines.next().unwrap()), header, "{shown}");
+        let row = cells(lines.next().unwrap());
+        assert_eq!(&row[..expected.len()], expected, "{shown}");
+    }
 }

@@ -216,6 +216,8 @@ fn conformance_page_lists_every_api_field() {
         ("EtcdBackup", "etcdbackups"),
         ("EtcdRestore", "etcdrestores"),
         ("EtcdMirror", "etcdmirrors"),
+        ("EtcdRole", "etcdroles"),
+        ("EtcdUser", "etcdusers"),
     ] {
         let path = root()
             .join("charts/etcd-operator/crds-generated")
