@@ -208,15 +208,20 @@ async fn create(scene: &Scene, spec: Value) -> String {
     let pods = scene.api::<Pod>();
     let all_exist = async || pods.list(&of_cluster).await.unwrap().items.len() == 3;
     scene.until("three pods exist", all_exist).await;
-    // Because no member starts, the operator gives the Services their endpoints only after a time limit.
+    let members = pods.list(&of_cluster).await.unwrap().items;
+    let members: Vec<String> = members.iter().map(ResourceExt::name_any).collect();
+    // Because no member starts, the operator gives the members' Services their endpoints only after a time limit.
     let services = scene.api::<KubeService>();
     let are_open = async || {
         let all = services.list(&of_cluster).await.unwrap().items;
-        !all.iter().any(member::is_closed)
+        let mut of_members = all.iter().filter(|it| members.contains(&it.name_any()));
+        !of_members.any(member::is_closed)
     };
-    scene.until("the Services have endpoints", are_open).await;
+    scene
+        .until("the members' Services have endpoints", are_open)
+        .await;
     scene.rests(3).await;
-    pods.list(&of_cluster).await.unwrap().items[0].name_any()
+    members[0].clone()
 }
 
 async fn reads_before_writes(scene: &Scene) {
