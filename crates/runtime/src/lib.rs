@@ -12,6 +12,7 @@ pub mod apply;
 pub mod check;
 pub mod cli;
 mod client;
+pub mod clients;
 pub mod clock;
 pub mod controller;
 mod controllers;
