@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    fn cluster(spec: Value, status: Value) -> EtcdCluster {
+    fn cluster(spec: &Value, status: &Value) -> EtcdCluster {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "db", "namespace": "prod", "uid": "1" }, "spec": spec, "status": status,
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn proxies_of_formed_cluster_run_version_of_members() {
-        let cluster = cluster(json!({ "version": "3.7.3", "grpcProxy": {} }), formed());
+        let cluster = cluster(&json!({ "version": "3.7.3", "grpcProxy": {} }), &formed());
         let Plan::Run(run) = plan(&cluster) else {
             panic!("{:?}", plan(&cluster));
         };
@@ -93,7 +93,7 @@ mod tests {
     fn proxies_run_version_of_pinned_image() {
         let image = format!("registry.example.com/etcd@sha256:{}", "0".repeat(64));
         let spec = json!({ "version": "3.7.3", "image": image, "grpcProxy": {} });
-        let cluster = cluster(spec, formed());
+        let cluster = cluster(&spec, &formed());
         let Plan::Run(run) = plan(&cluster) else {
             panic!("{:?}", plan(&cluster));
         };
@@ -109,20 +109,20 @@ mod tests {
             json!({ "bootstrap": { "token": "db-1", "members": [] } }),
             json!({ "clusterID": "abc" }),
         ] {
-            let cluster = cluster(spec.clone(), status);
+            let cluster = cluster(&spec, &status);
             assert_eq!(plan(&cluster), Plan::Keep);
         }
     }
 
     #[test]
     fn proxies_are_removed_only_by_valid_unpaused_spec() {
-        assert_eq!(plan(&cluster(json!({}), formed())), Plan::Remove);
+        assert_eq!(plan(&cluster(&json!({}), &formed())), Plan::Remove);
         assert_eq!(
-            plan(&cluster(json!({ "paused": true }), formed())),
+            plan(&cluster(&json!({ "paused": true }), &formed())),
             Plan::Keep
         );
-        assert_eq!(plan(&cluster(json!({ "size": 9 }), formed())), Plan::Keep);
-        let mut deleted = cluster(json!({}), formed());
+        assert_eq!(plan(&cluster(&json!({ "size": 9 }), &formed())), Plan::Keep);
+        let mut deleted = cluster(&json!({}), &formed());
         let time = serde_json::from_value(json!("2026-11-28T12:00:00Z")).unwrap();
         deleted.metadata.deletion_timestamp = Some(time);
         assert_eq!(plan(&deleted), Plan::Keep);

@@ -175,7 +175,7 @@ mod tests {
     use crate::cluster::validate;
     use crate::problem::fields;
 
-    fn cluster(spec: Value) -> EtcdCluster {
+    fn cluster(spec: &Value) -> EtcdCluster {
         let metadata = json!({ "name": "db", "namespace": "prod" });
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
@@ -184,7 +184,7 @@ mod tests {
         .unwrap()
     }
 
-    fn is_valid(spec: Value) -> bool {
+    fn is_valid(spec: &Value) -> bool {
         validate(&cluster(spec)).is_empty()
     }
 
@@ -193,16 +193,16 @@ mod tests {
         let proxy = GrpcProxy::default();
         assert_eq!(proxy.replicas(), 2);
         assert_eq!(proxy.service_name("db"), "db-proxy");
-        assert!(is_valid(json!({ "grpcProxy": {} })));
+        assert!(is_valid(&json!({ "grpcProxy": {} })));
     }
 
     #[test]
     fn grpc_proxy_needs_secrets_only_with_static_certificates() {
         let tls = json!({ "static": { "member": { "serverSecret": "s" }, "operatorSecret": "o" } });
         let secrets = json!({ "clientSecret": "a", "serverSecret": "b" });
-        assert!(is_valid(json!({ "TLS": tls, "grpcProxy": secrets })));
+        assert!(is_valid(&json!({ "TLS": tls, "grpcProxy": secrets })));
         assert!(is_valid(
-            json!({ "TLS": { "generated": {} }, "grpcProxy": {} })
+            &json!({ "TLS": { "generated": {} }, "grpcProxy": {} })
         ));
         for spec in [
             json!({ "TLS": tls, "grpcProxy": {} }),
@@ -210,7 +210,7 @@ mod tests {
             json!({ "TLS": { "generated": {} }, "grpcProxy": secrets }),
             json!({ "grpcProxy": secrets }),
         ] {
-            let problems = validate(&cluster(spec.clone()));
+            let problems = validate(&cluster(&spec));
             assert_eq!(fields(&problems), ["spec.grpcProxy"], "{spec}");
         }
     }
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn grpc_proxy_service_may_not_replace_service_of_cluster() {
         let named = |name: &str| json!({ "grpcProxy": { "serviceName": name } });
-        assert!(is_valid(named("etcd-for-clients")));
+        assert!(is_valid(&named("etcd-for-clients")));
         for name in ["db", "db-client", "db-aaaaaaaaaa", "DB", "1", "a-", ""] {
-            let problems = validate(&cluster(named(name)));
+            let problems = validate(&cluster(&named(name)));
             assert_eq!(fields(&problems), ["spec.grpcProxy.serviceName"], "{name}");
         }
     }
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn grpc_proxy_prefix_must_be_printable() {
         let with = |prefix: &str| json!({ "grpcProxy": { "namespacePrefix": prefix } });
-        assert!(is_valid(with("/team-a/")));
+        assert!(is_valid(&with("/team-a/")));
         for prefix in ["", "a b", "ü", "a\n"] {
-            assert!(!is_valid(with(prefix)), "{prefix:?}");
+            assert!(!is_valid(&with(prefix)), "{prefix:?}");
         }
     }
 }
