@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use api::EtcdCluster;
 use api::version::EtcdVersion;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions, WatchStream};
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Event, Identity, Member, TlsOptions, WatchStream,
+};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose,
@@ -226,7 +228,7 @@ async fn await_value(watch: &mut WatchStream, expected: &str) {
     let seen = async {
         loop {
             let response = watch.message().await.unwrap().unwrap();
-            let mut pairs = response.events().iter().filter_map(|event| event.kv());
+            let mut pairs = response.events().iter().filter_map(Event::kv);
             if pairs.any(|pair| pair.value() == expected.as_bytes()) {
                 return;
             }
@@ -311,7 +313,7 @@ async fn proxy_adds_prefix_to_keys_and_hides_members() {
         let urls: Vec<&String> = members
             .members()
             .iter()
-            .flat_map(|member| member.client_urls())
+            .flat_map(Member::client_urls)
             .collect();
         assert_eq!(urls, [&proxy.url], "{release:?}");
     }
