@@ -3,6 +3,7 @@
 use api::EtcdCluster;
 use api::cluster::GrpcProxy;
 use api::names::{self, CertificateUse};
+use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use member::certificate::{Certificate, certificates};
@@ -52,16 +53,16 @@ pub(crate) fn generated_secret(cluster: &EtcdCluster) -> String {
 /// annotation, because a proxy reads its CAs only when it starts.
 ///
 /// # Errors
-/// Fails if a proxy would not start with these Secrets. The text names the Secret and the remedy.
-pub(crate) fn digest(host: &str, client: &Secret, server: &Secret) -> Result<String, String> {
-    let own = first(client)?;
-    if !own.common_name.is_empty() {
-        return Err(format!(
-            "the certificate in Secret {} has the common name {:?}, but etcd starts no proxy whose client certificate \
-             has a common name: issue a certificate without a common name",
-            client.name_any(),
-            own.common_name
-        ));
+/// Fails if a proxy of this version would not start with these Secrets. The text names the Secret and the remedy.
+pub(crate) fn digest(
+    (host, version): (&str, &EtcdVersion),
+    client: &Secret,
+    server: &Secret,
+) -> Result<String, String> {
+    check_common_name(client, version)?;
+    // etcd 3.4 also rejects a common name in the certificate for clients (etcd issue 11970).
+    if version.minor() < (3, 5) {
+        check_common_name(server, version)?;
     }
     if !first(server)?.covers(host) {
         return Err(format!(
@@ -78,6 +79,18 @@ pub(crate) fn digest(host: &str, client: &Secret, server: &Secret) -> Result<Str
         }
     }
     Ok(hex::encode(&hasher.finalize()[..8]))
+}
+
+fn check_common_name(secret: &Secret, version: &EtcdVersion) -> Result<(), String> {
+    let common_name = first(secret)?.common_name;
+    if common_name.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "the certificate in Secret {} has the common name {common_name:?}, but a proxy of etcd {version} does not start \
+         with it: issue a certificate without a common name",
+        secret.name_any()
+    ))
 }
 
 fn first(secret: &Secret) -> Result<Certificate, String> {
@@ -132,6 +145,10 @@ mod tests {
         secret
     }
 
+    fn checked(client: &Secret, server: &Secret) -> Result<String, String> {
+        digest((HOST, &EtcdVersion::release(3, 6, 16)), client, server)
+    }
+
     fn without(key: &str) -> Secret {
         let mut secret = secret(None, HOST);
         secret.data.as_mut().unwrap().remove(key);
@@ -141,21 +158,24 @@ mod tests {
     #[test]
     fn digest_changes_with_certificate_and_not_with_key() {
         let one = secret(None, HOST);
-        let before = digest(HOST, &one, &one).unwrap();
+        let before = checked(&one, &one).unwrap();
         let other = secret(None, HOST);
-        assert_ne!(digest(HOST, &other, &other), Ok(before.clone()));
+        assert_ne!(checked(&other, &other), Ok(before.clone()));
         let mut rekeyed = one.clone();
         let data = rekeyed.data.as_mut().unwrap();
         data.insert(KEY.to_owned(), ByteString(b"other".to_vec()));
-        assert_eq!(digest(HOST, &rekeyed, &rekeyed), Ok(before));
+        assert_eq!(checked(&rekeyed, &rekeyed), Ok(before));
     }
 
     #[test]
     fn client_certificate_with_common_name_is_refused() {
         let (named, plain) = (secret(Some("root"), HOST), secret(None, HOST));
-        let why = digest(HOST, &named, &plain).unwrap_err();
+        let why = checked(&named, &plain).unwrap_err();
         assert!(why.contains("common name \"root\""), "{why}");
-        assert!(digest(HOST, &plain, &named).is_ok());
+        assert!(checked(&plain, &named).is_ok());
+        let old = EtcdVersion::release(3, 4, 23);
+        assert!(digest((HOST, &old), &plain, &named).is_err());
+        assert!(digest((HOST, &old), &plain, &plain).is_ok());
     }
 
     #[test]
@@ -179,7 +199,7 @@ mod tests {
             ),
             (&damaged, &good, "contains no certificate"),
         ] {
-            let why = digest(HOST, client, server).unwrap_err();
+            let why = checked(client, server).unwrap_err();
             assert!(why.contains(what) && why.contains(": "), "{why}");
         }
     }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::cluster::GrpcProxy;
 use api::names::{APP_GRPC_PROXY, LABEL_APP, LABEL_CLUSTER};
 use api::problem::Chain;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -20,7 +19,7 @@ use crate::certificates::{SecretNames, digest};
 use crate::error::{DEADLINE, Error};
 use crate::flags::host;
 use crate::objects::{Objects, objects};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, Run, plan};
 use crate::writes::{Writes, unreadable};
 
 /// The objects are applied again after this time, because only the Deployment is watched.
@@ -153,7 +152,7 @@ impl Proxies {
         };
         let secrets = SecretNames::of(cluster, run.proxy);
         let digest = match &secrets {
-            Some(names) => Some(self.digest(cluster, run.proxy, names).await?),
+            Some(names) => Some(self.digest(cluster, &run, names).await?),
             None => None,
         };
         let certificates = secrets.as_ref().zip(digest.as_deref());
@@ -164,7 +163,7 @@ impl Proxies {
     async fn digest(
         &self,
         cluster: &EtcdCluster,
-        proxy: &GrpcProxy,
+        run: &Run<'_>,
         names: &SecretNames,
     ) -> Result<String, Error> {
         let client = self.secret(cluster, &names.client).await?;
@@ -173,7 +172,8 @@ impl Proxies {
         } else {
             self.secret(cluster, &names.server).await?
         };
-        digest(&host(cluster, proxy), &client, &server).map_err(Error::Certificates)
+        let host = host(cluster, run.proxy);
+        digest((&host, &run.version), &client, &server).map_err(Error::Certificates)
     }
 
     async fn secret(&self, cluster: &EtcdCluster, name: &str) -> Result<Secret, Error> {
