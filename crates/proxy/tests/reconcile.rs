@@ -24,7 +24,7 @@ use proxy::{Proxies, WithProxies};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use runtime::admin::Readiness;
 use runtime::controller::{Controllers, drive};
-use runtime::{Done, Failure, Operator, Reconcile, Scope, crd};
+use runtime::{Done, Operator, Reconcile, Scope, apply, crd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -35,21 +35,11 @@ const NAMESPACE: &str = "default";
 /// A reconciler of EtcdClusters that changes nothing.
 struct Idle;
 
-#[derive(Debug, thiserror::Error)]
-#[error("never returned")]
-struct Never;
-
-impl Failure for Never {
-    fn reason(&self) -> &'static str {
-        "Never"
-    }
-}
-
 impl Reconcile for Idle {
     type Object = EtcdCluster;
-    type Error = Never;
+    type Error = apply::Error;
 
-    async fn reconcile(&self, _: Arc<EtcdCluster>) -> Result<Done, Never> {
+    async fn reconcile(&self, _: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
         Ok(Done::default())
     }
 }
