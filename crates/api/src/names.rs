@@ -16,8 +16,8 @@ pub const VERSION: &str = "v1beta2";
 pub const LABEL_APP: &str = "app";
 /// Value of [`LABEL_APP`].
 pub const APP: &str = "etcd";
-/// Value of [`LABEL_APP`] for the gRPC proxies of a cluster. It is not [`APP`], because selectors with [`APP`] select the
-/// members.
+/// Value of [`LABEL_APP`] for the gRPC proxies of a cluster. It is not [`APP`], because selectors with [`APP`] select
+/// the members.
 pub const APP_GRPC_PROXY: &str = "etcd-grpc-proxy";
 /// Label with the name of the `EtcdCluster`.
 pub const LABEL_CLUSTER: &str = "etcd_cluster";
@@ -180,8 +180,8 @@ pub fn network_policy(cluster: &str) -> String {
     format!("{cluster}-members")
 }
 
-/// Name of the Deployment, the PodDisruptionBudget and the NetworkPolicy of the gRPC proxies. Their Service has the same
-/// name by default.
+/// Name of the Deployment, the PodDisruptionBudget and the NetworkPolicy of the gRPC proxies. Their Service has the
+/// same name by default.
 pub fn grpc_proxy(cluster: &str) -> String {
     format!("{cluster}-proxy")
 }

@@ -235,8 +235,8 @@ fn container(
     }
 }
 
-/// The readiness probe. With authentication, members reject the read of `/health`, because the proxy itself has no user.
-/// The probe then only checks that the port is open.
+/// The readiness probe. With authentication, members reject the read of `/health`, because the proxy itself has no
+/// user. The probe then only checks that the port is open.
 fn readiness(cluster: &EtcdCluster) -> Probe {
     let auth = cluster.spec.auth.as_ref();
     let is_open = auth.is_none_or(|auth| auth.enabled == Some(false));

@@ -230,8 +230,8 @@ fn identity(deployment: &Deployment) -> Identity {
     (metadata.uid.clone(), metadata.generation)
 }
 
-/// Runs the reconciler of EtcdClusters, and then updates the proxies of the same EtcdCluster. A failure of one part does
-/// not stop the other part.
+/// Runs the reconciler of EtcdClusters, and then updates the proxies of the same EtcdCluster. A failure of one part
+/// does not stop the other part.
 pub struct WithProxies<R> {
     clusters: Arc<R>,
     proxies: Proxies,

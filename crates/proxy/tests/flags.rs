@@ -1,5 +1,5 @@
-//! Every supported release of etcd knows the flags with which the operator starts its proxies. etcd does not start with an
-//! unknown flag.
+//! Every supported release of etcd knows the flags with which the operator starts its proxies. etcd does not start with
+//! an unknown flag.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::process::{Command, Output};

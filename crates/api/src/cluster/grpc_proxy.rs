@@ -27,7 +27,8 @@ pub struct GrpcProxy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub replicas: Option<i32>,
-    /// Prefix that the proxies add to every key of a client. Clients see only keys with this prefix, without the prefix.
+    /// Prefix that the proxies add to every key of a client. Clients see only keys with this prefix, and see them
+    /// without the prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     #[x_kube(validation = (
