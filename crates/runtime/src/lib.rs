@@ -26,6 +26,7 @@ pub mod image;
 pub mod lease;
 pub mod logs;
 pub mod marks;
+pub mod members;
 mod notice;
 pub mod outcome;
 pub mod pod;
