@@ -87,8 +87,8 @@ fn check_common_name(secret: &Secret, version: &EtcdVersion) -> Result<(), Strin
         return Ok(());
     }
     Err(format!(
-        "the certificate in Secret {} has the common name {common_name:?}, but a proxy of etcd {version} does not start \
-         with it: issue a certificate without a common name",
+        "the certificate in Secret {} has the common name {common_name:?}, but a proxy of etcd {version} does not \
+         start with it: issue a certificate without a common name",
         secret.name_any()
     ))
 }

@@ -1,5 +1,7 @@
-//! The requests to the API server. Each object is read before it is changed, so that objects of other owners stay.
+//! The requests to the API server. Each object is read before it is changed, so that objects of other owners stay, and
+//! unchanged objects cause no writes.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Instant;
 
@@ -20,6 +22,12 @@ use crate::certificates::generated_secret;
 use crate::error::Error;
 use crate::objects::Objects;
 
+/// The UID of an object, and a text that changes with its content. For most kinds, the text is the generation, which
+/// does not change with the status.
+pub(crate) type Identity = (Option<String>, Option<String>);
+/// The identities of objects, by kind and name.
+pub(crate) type Identities = BTreeMap<String, Identity>;
+
 /// Writes the objects of the proxies of one cluster.
 pub(crate) struct Writes<'a> {
     pub(crate) client: &'a Client,
@@ -29,38 +37,39 @@ pub(crate) struct Writes<'a> {
     pub(crate) cluster: &'a EtcdCluster,
     /// The start of this read.
     pub(crate) since: Instant,
+    /// The objects after the last update with the same content; empty without such an update.
+    pub(crate) last: Identities,
 }
 
 /// The result of the writes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// The Deployment after the write.
-    pub(crate) deployment: Deployment,
+    /// The objects after the writes.
+    pub(crate) objects: Identities,
     /// The kinds and names of the objects that were changed.
     pub(crate) changed: Vec<String>,
 }
 
 impl Writes<'_> {
-    /// Applies all objects, and deletes those that the spec no longer needs.
+    /// Applies the objects that are not as after the last update, and deletes those that the spec no longer needs.
     pub(crate) async fn apply_all(&self, objects: &Objects) -> Result<Written, Error> {
-        let mut changed = Vec::new();
+        let mut written = Written::default();
         // The Service exists before the proxies, so that clients can resolve its name.
-        self.apply(&objects.service, &mut changed).await?;
+        self.apply(&objects.service, &mut written).await?;
         if let Some(policy) = &objects.policy {
-            self.apply(policy, &mut changed).await?;
+            self.apply(policy, &mut written).await?;
         }
         if let Some(budget) = &objects.budget {
-            self.apply(budget, &mut changed).await?;
+            self.apply(budget, &mut written).await?;
         }
-        let deployment = self.apply(&objects.deployment, &mut changed).await?;
-        // After a change of `serviceName`, the former Service still exists.
-        self.delete_except(Some(&objects.service)).await?;
-        self.delete_except(objects.policy.as_ref()).await?;
-        self.delete_except(objects.budget.as_ref()).await?;
-        Ok(Written {
-            deployment,
-            changed,
-        })
+        self.apply(&objects.deployment, &mut written).await?;
+        if self.last.is_empty() {
+            // After a change of `serviceName`, the former Service still exists.
+            self.delete_except(Some(&objects.service)).await?;
+            self.delete_except(objects.policy.as_ref()).await?;
+            self.delete_except(objects.budget.as_ref()).await?;
+        }
+        Ok(written)
     }
 
     /// Deletes all objects of the proxies. The Deployment is deleted last, because the next reconcile knows by the
@@ -94,7 +103,7 @@ impl Writes<'_> {
         }
     }
 
-    async fn apply<K>(&self, object: &K, changed: &mut Vec<String>) -> Result<K, Error>
+    async fn apply<K>(&self, object: &K, written: &mut Written) -> Result<(), Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Serialize
@@ -102,23 +111,29 @@ impl Writes<'_> {
             + Clone
             + Debug,
     {
-        let (api, name) = (self.api::<K>(), object.name_any());
-        let what = format!("{} {name}", K::kind(&()));
+        let (api, name, title) = (self.api::<K>(), object.name_any(), title(object));
         let found = api.get_opt(&name).await;
-        let found = found.map_err(|source| unreadable(&what, source))?;
-        let is_of_other = |found: &K| !apply::is_owned(found.meta(), self.uid());
-        if found.as_ref().is_some_and(is_of_other) {
-            return Err(Error::Taken {
-                kind: K::kind(&()).into_owned(),
-                name,
-            });
+        let found = found.map_err(|source| unreadable(&title, source))?;
+        if let Some(found) = &found {
+            if !apply::is_owned(found.meta(), self.uid()) {
+                return Err(Error::Taken {
+                    kind: K::kind(&()).into_owned(),
+                    name,
+                });
+            }
+            let identity = identity(found);
+            if self.last.get(&title) == Some(&identity) {
+                written.objects.insert(title, identity);
+                return Ok(());
+            }
         }
         self.check_fresh()?;
-        let applied = apply::apply(&api, self.manager, object).await?;
-        if found.is_none_or(|found| state(&found) != state(&applied)) {
-            changed.push(what);
+        let applied = identity(&apply::apply(&api, self.manager, object).await?);
+        if found.is_none_or(|found| identity(&found) != applied) {
+            written.changed.push(title.clone());
         }
-        Ok(applied)
+        written.objects.insert(title, applied);
+        Ok(())
     }
 
     /// Deletes the objects of this kind except `keep`. Returns the number of deleted objects.
@@ -164,11 +179,17 @@ impl Writes<'_> {
     }
 }
 
-/// Changes with the content of the object, and for most kinds not with its status.
-fn state<K: Resource>(object: &K) -> Option<String> {
+/// The kind and the name of an object.
+pub(crate) fn title<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    format!("{} {}", K::kind(&()), object.name_any())
+}
+
+/// The identity of an object that was read from the API server.
+pub(crate) fn identity<K: Resource>(object: &K) -> Identity {
     let metadata = object.meta();
     let generation = metadata.generation.map(|number| number.to_string());
-    generation.or_else(|| metadata.resource_version.clone())
+    let content = generation.or_else(|| metadata.resource_version.clone());
+    (metadata.uid.clone(), content)
 }
 
 pub(crate) fn unreadable(what: &str, source: kube::Error) -> Error {

@@ -279,6 +279,24 @@ async fn service_of_another_owner_is_not_changed() {
     scene.await_object::<Service>("front", exists).await;
 }
 
+/// The Deployment of the proxies is applied last, so the other objects exist before the API server rejects it.
+#[tokio::test]
+async fn objects_without_deployment_are_deleted() {
+    let scene = Scene::start().await;
+    let labels = json!({ "team": "not a label" });
+    scene
+        .create_cluster(&json!({ "grpcProxy": { "labels": labels } }))
+        .await;
+    let text = scene.await_event("GrpcProxyFailed").await;
+    assert!(text.contains("cannot apply Deployment db-proxy"), "{text}");
+    scene.await_object::<Service>("db-proxy", exists).await;
+    scene
+        .patch::<EtcdCluster>("db", grpc_proxy(&json!(null)))
+        .await;
+    scene.await_missing::<Service>("db-proxy").await;
+    scene.await_missing::<PodDisruptionBudget>("db-proxy").await;
+}
+
 /// A Secret like that of the operator, with a new self-signed certificate.
 fn secret() -> Value {
     let key = KeyPair::generate().unwrap();
