@@ -106,7 +106,8 @@ async fn shares_watches(sandbox: &Sandbox) -> Result<()> {
         let through = Keyspace::of_tls_member(env, namespace, &pod, &identity).await?;
         // Clients that read the member list stay connected to the proxies.
         let expected = format!("https://{PROXY}.{namespace}.svc:2379");
-        ensure!(through.client_urls().await? == [expected]);
+        let urls = through.client_urls().await?;
+        ensure!(urls == [expected], "the proxy reports {urls:?}");
         all.extend(through.watches("watched", WATCHES).await?);
         keys.push((pod, through));
     }
