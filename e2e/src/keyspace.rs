@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions,
-    GetOptions, WatchOptions,
+    GetOptions, WatchOptions, WatchStream,
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -348,6 +348,33 @@ impl Keyspace {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
             Err(_) => 0,
         })
+    }
+
+    /// Starts `count` watches of a key, each in its own stream.
+    ///
+    /// # Errors
+    /// Fails if etcd does not respond.
+    pub async fn watches(&self, key: &str, count: usize) -> Result<Vec<WatchStream>> {
+        let mut watches = Vec::new();
+        for _ in 0..count {
+            watches.push(self.client.watch_client().watch(key, None).await?);
+        }
+        Ok(watches)
+    }
+
+    /// The client URLs in the member list.
+    ///
+    /// # Errors
+    /// Fails without a quorum.
+    pub async fn client_urls(&self) -> Result<Vec<String>> {
+        let response = retry_transient(is_transient, async |_| {
+            Ok(self.client.cluster_client().member_list().await?)
+        });
+        let response = response.await?;
+        let members = response.members().iter();
+        Ok(members
+            .flat_map(|member| member.client_urls().to_vec())
+            .collect())
     }
 
     /// The name of each member, with true for learners. The list comes from a linearizable request.

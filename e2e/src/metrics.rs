@@ -28,7 +28,7 @@ impl Page {
     /// # Errors
     /// Fails if the pod does not respond.
     pub async fn of_pod(sandbox: &Sandbox, pod: &str) -> Result<Self> {
-        Self::of_port(sandbox, pod, 8080).await
+        Self::of_port(sandbox, pod, 8080, "metrics").await
     }
 
     /// Reads the metrics of a member's etcd.
@@ -36,12 +36,20 @@ impl Page {
     /// # Errors
     /// Fails if etcd does not respond.
     pub async fn of_member(sandbox: &Sandbox, pod: &str) -> Result<Self> {
-        Self::of_port(sandbox, pod, 2381).await
+        Self::of_port(sandbox, pod, 2381, "metrics").await
     }
 
-    async fn of_port(sandbox: &Sandbox, pod: &str, port: u16) -> Result<Self> {
+    /// Reads the own metrics of a gRPC proxy.
+    ///
+    /// # Errors
+    /// Fails if the proxy does not respond.
+    pub async fn of_proxy(sandbox: &Sandbox, pod: &str) -> Result<Self> {
+        Self::of_port(sandbox, pod, 2381, "proxy/metrics").await
+    }
+
+    async fn of_port(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<Self> {
         let namespace = &sandbox.namespace;
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{path}");
         until(
             "the metrics endpoint answers",
             METRICS_TIMEOUT,

@@ -78,7 +78,7 @@ pub(crate) enum Route {
     Forward {
         env: Box<crate::Env>,
         namespace: String,
-        cluster: String,
+        service: String,
     },
 }
 
@@ -129,6 +129,27 @@ impl Writer {
             prefix: PREFIX,
         };
         Self::start_as(pattern, sandbox, cluster, None).await
+    }
+
+    /// Like [`Self::start_retrying`], but connects to another Service than the client Service, with TLS.
+    ///
+    /// # Errors
+    /// Fails if etcd acknowledges no write.
+    pub async fn start_retrying_through(
+        sandbox: &Sandbox,
+        service: &str,
+        identity: &Identity,
+    ) -> Result<Self> {
+        let pattern = WritePattern {
+            every: WRITE_INTERVAL,
+            retries: Some(RETRY_TIMEOUT),
+            prefix: PREFIX,
+        };
+        let access = Access {
+            route: Route::to_service(sandbox, service).await?,
+            identity: Some(identity.clone()),
+        };
+        Self::start_on(pattern, access).await
     }
 
     /// Like [`Self::start_retrying`], but connects to all members and uses only healthy members, as etcd recommends.
@@ -296,14 +317,18 @@ impl Route {
     }
 
     pub(crate) async fn to(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
+        Self::to_service(sandbox, &format!("{cluster}-client")).await
+    }
+
+    async fn to_service(sandbox: &Sandbox, service: &str) -> Result<Self> {
+        let name = service.to_owned();
         if sandbox.env.xtask.is_none() {
             return Ok(Self::Forward {
                 env: Box::new(sandbox.env.clone()),
                 namespace: sandbox.namespace.clone(),
-                cluster: cluster.to_owned(),
+                service: name,
             });
         }
-        let name = format!("{cluster}-client");
         let services = Box::new(sandbox.api());
         let first = address(&services, &name).await?;
         Ok(Self::Service {
@@ -346,9 +371,9 @@ impl Access {
             Route::Forward {
                 env,
                 namespace,
-                cluster,
+                service,
             } => {
-                let target = format!("service/{cluster}-client");
+                let target = format!("service/{service}");
                 let forward = PortForward::open(env, namespace, &target, 2379).await?;
                 (
                     format!("{scheme}://127.0.0.1:{}", forward.port),

@@ -34,6 +34,10 @@
   # For clusters with spec.networkPolicy.
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  # The gRPC proxies of spec.grpcProxy.
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
 {{- else if eq . "etcd-backup-operator" }}
 - apiGroups: [etcd.database.coreos.com]
   # create: the EtcdBackup of EtcdCluster.spec.backup. delete: that EtcdBackup, and finished EtcdBackups after their TTL.

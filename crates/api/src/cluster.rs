@@ -5,6 +5,7 @@ mod advice;
 mod before_changes;
 mod check;
 mod flags;
+mod grpc_proxy;
 mod join;
 mod options;
 mod peers;
@@ -29,6 +30,7 @@ pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use flags::{
     OWNED_FLAGS, TYPED_FLAGS, flag_of_env, is_flag, refused_argument, refused_variable,
 };
+pub use grpc_proxy::{DEFAULT_PROXY_REPLICAS, GrpcProxy};
 pub use options::{
     AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
     ClusterDeletionPolicy, DisruptionBudgetPolicy, EtcdFlag, EtcdOptions, MemberAddress,
@@ -136,6 +138,10 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.deletionPolicy BackupThenDelete needs a store for the backup: set spec.backup or remove spec.deletionPolicy"
 ))]
 #[x_kube(validation = (
+    "!has(self.grpcProxy) || has(self.grpcProxy.clientSecret) == (has(self.TLS) && has(self.TLS.static) && has(self.TLS.static.member) && has(self.TLS.static.member.serverSecret) && self.TLS.static.member.serverSecret != '')",
+    "spec.grpcProxy.clientSecret is only for static certificates: set clientSecret and serverSecret if spec.TLS.static.member.serverSecret is set, else remove both"
+))]
+#[x_kube(validation = (
     "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)) || (env.name == 'ETCD_MAX_TXN_OPS' && has(self.etcd.maxTxnOps)))",
     "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
@@ -223,6 +229,9 @@ pub struct EtcdClusterSpec {
     /// NetworkPolicy of the members. If not set, the operator creates no NetworkPolicy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkAccess>,
+    /// gRPC proxies of etcd between clients and members. If not set, the operator creates no proxies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc_proxy: Option<Box<GrpcProxy>>,
     /// Scheduled backups of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
@@ -255,6 +264,7 @@ impl Default for EtcdClusterSpec {
             upkeep: None,
             auth: None,
             network_policy: None,
+            grpc_proxy: None,
             backup: None,
             silenced_advice: Vec::new(),
         }

@@ -16,6 +16,9 @@ pub const VERSION: &str = "v1beta2";
 pub const LABEL_APP: &str = "app";
 /// Value of [`LABEL_APP`].
 pub const APP: &str = "etcd";
+/// Value of [`LABEL_APP`] for the gRPC proxies of a cluster. It is not [`APP`], because selectors with [`APP`] select
+/// the members.
+pub const APP_GRPC_PROXY: &str = "etcd-grpc-proxy";
 /// Label with the name of the `EtcdCluster`.
 pub const LABEL_CLUSTER: &str = "etcd_cluster";
 /// Label with the name of the member, on its pod, PVC and Service.
@@ -92,8 +95,8 @@ pub const OPERATOR_USER: &str = "etcd-operator";
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
-/// Pod annotation with a digest of the member's certificates. A changed value makes the kubelet read the Secrets at
-/// once.
+/// Pod annotation with a digest of the certificates of the member or of the gRPC proxy. A changed value makes the
+/// kubelet read the Secrets of a member at once, and replaces the pod of a proxy.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
 /// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
 /// URLs of the existing cluster, separated by commas.
@@ -187,6 +190,12 @@ pub fn network_policy(cluster: &str) -> String {
     format!("{cluster}-members")
 }
 
+/// Name of the Deployment, the PodDisruptionBudget and the NetworkPolicy of the gRPC proxies. Their Service has the
+/// same name by default.
+pub fn grpc_proxy(cluster: &str) -> String {
+    format!("{cluster}-proxy")
+}
+
 /// The purpose of a generated certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CertificateUse {
@@ -198,6 +207,8 @@ pub enum CertificateUse {
     Operator,
     /// Client certificate for the user's clients.
     Client,
+    /// Certificate of the gRPC proxies, for connections to members and from clients.
+    Proxy,
 }
 
 impl CertificateUse {
@@ -208,6 +219,7 @@ impl CertificateUse {
             Self::Server => "server",
             Self::Operator => "operator",
             Self::Client => "client",
+            Self::Proxy => "proxy",
         }
     }
 }
@@ -272,6 +284,14 @@ pub fn member_of_url(url: &str) -> Option<&str> {
 pub fn cluster_labels(cluster: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         (LABEL_APP.to_owned(), APP.to_owned()),
+        (LABEL_CLUSTER.to_owned(), cluster.to_owned()),
+    ])
+}
+
+/// Labels of the gRPC proxies of a cluster, on their pods and on all their objects.
+pub fn grpc_proxy_labels(cluster: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (LABEL_APP.to_owned(), APP_GRPC_PROXY.to_owned()),
         (LABEL_CLUSTER.to_owned(), cluster.to_owned()),
     ])
 }
@@ -369,15 +389,18 @@ impl Addresses {
 
     /// The URL of the client Service.
     pub fn service_url(&self) -> String {
-        let Self {
-            namespace, cluster, ..
-        } = self;
-        let service = client_service(cluster);
-        format!(
-            "{}://{service}.{namespace}.svc{}:{CLIENT_PORT}",
-            scheme(self.client_tls),
-            self.domain()
-        )
+        self.url_of(&client_service(&self.cluster))
+    }
+
+    /// The client URL of a Service in the namespace of the cluster.
+    pub fn url_of(&self, service: &str) -> String {
+        let host = self.host_of(service);
+        format!("{}://{host}:{CLIENT_PORT}", scheme(self.client_tls))
+    }
+
+    /// The host name of a Service in the namespace of the cluster.
+    pub fn host_of(&self, service: &str) -> String {
+        format!("{service}.{}.svc{}", self.namespace, self.domain())
     }
 
     /// The value of `--initial-cluster` for these members.

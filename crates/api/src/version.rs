@@ -101,6 +101,14 @@ impl EtcdVersion {
         }
     }
 
+    /// True if `etcd grpc-proxy` has the flags `--dial-keepalive-time` and `--dial-keepalive-timeout` (since 3.5.13).
+    pub fn has_proxy_keepalive(&self) -> bool {
+        match self.minor() {
+            (3, 5) => self.0.patch >= 13,
+            minor => minor >= (3, 6),
+        }
+    }
+
     /// The image of this version: `<repository>:v<version>`.
     pub fn image(&self, repository: &str) -> String {
         format!("{repository}:v{self}")
@@ -176,6 +184,19 @@ mod tests {
             assert_eq!(version.has_stable_flag_names(), stable_names, "{text}");
             assert_eq!(version.has_etcdutl(), etcdutl, "{text}");
             assert_eq!(version.has_readyz(), readyz, "{text}");
+        }
+    }
+
+    #[test]
+    fn proxy_keepalive_exists_since_3_5_13() {
+        for (text, expected) in [
+            ("3.4.40", false),
+            ("3.5.12", false),
+            ("3.5.13", true),
+            ("3.6.0", true),
+            ("3.7.3", true),
+        ] {
+            assert_eq!(version(text).has_proxy_keepalive(), expected, "{text}");
         }
     }
 }

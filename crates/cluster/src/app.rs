@@ -9,6 +9,7 @@ use etcd::{Access, Deadlines, Etcd, EtcdClient};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher;
 use member::Operators;
+use proxy::{Proxies, WithProxies};
 use runtime::Operator;
 use runtime::clients::Clients;
 use runtime::controller::{Controllers, drive};
@@ -68,6 +69,7 @@ pub async fn work(
             }
         }
     };
+    let proxies = Proxies::new(&operator);
     let controllers = Controllers::<EtcdCluster>::new(&operator)
         .without_concurrency_limit()
         .children(&config, &watched.pods, notify.clone())
@@ -75,6 +77,7 @@ pub async fn work(
         .children(&config, &watched.claims, notify.clone())
         .children(&config, &watched.budgets, notify.clone())
         .children(&config, &watched.policies, notify);
+    let controllers = proxies.watch(controllers);
     let metrics = Metrics::default();
     let (clusters, shards) = (controllers.cache(), operator.shards.clone());
     metrics.alive_with(move || clusters.uids(&shards));
@@ -92,6 +95,7 @@ pub async fn work(
             labels: pods,
         });
     let reconciler = Arc::new(reconciler);
+    let with_proxies = Arc::new(WithProxies::new(Arc::clone(&reconciler), proxies));
     let forget = async {
         loop {
             tokio::time::sleep(FORGET_EVERY).await;
@@ -100,7 +104,7 @@ pub async fn work(
         }
     };
     tokio::select! {
-        () = drive(&operator, controllers, Arc::clone(&reconciler)) => {}
+        () = drive(&operator, controllers, with_proxies) => {}
         () = forget => {}
     }
 }

@@ -74,9 +74,10 @@ impl CaScope {
     pub fn of(used: CertificateUse) -> Self {
         match used {
             CertificateUse::Peer => Self::Peers,
-            CertificateUse::Server | CertificateUse::Operator | CertificateUse::Client => {
-                Self::Clients
-            }
+            CertificateUse::Server
+            | CertificateUse::Operator
+            | CertificateUse::Client
+            | CertificateUse::Proxy => Self::Clients,
         }
     }
 }
@@ -100,6 +101,8 @@ pub struct Rule {
     pub authority_validity: Duration,
     /// Additional names under which clients connect to members.
     pub server_names: Vec<String>,
+    /// Name of the Service of the gRPC proxies; `None` without proxies.
+    pub proxy: Option<String>,
     /// The value of the annotation by which a person requests new CAs.
     pub rotate: Option<String>,
 }
@@ -117,6 +120,14 @@ impl Rule {
         let peer = self.peers.then_some(CertificateUse::Peer);
         let server = self.clients.then_some(CertificateUse::Server);
         peer.into_iter().chain(server)
+    }
+
+    /// The uses of the certificates that belong to no member.
+    pub fn uses_of_cluster(&self) -> impl Iterator<Item = CertificateUse> {
+        let proxy = self.proxy.as_ref().map(|_| CertificateUse::Proxy);
+        let uses = [CertificateUse::Operator, CertificateUse::Client];
+        let clients = self.clients;
+        uses.into_iter().chain(proxy).filter(move |_| clients)
     }
 
     /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
@@ -138,18 +149,29 @@ impl Rule {
             CertificateUse::Server => {
                 let mut all = self.in_domain(&member);
                 all.extend(self.in_domain(&of_cluster));
-                for service in [
+                let services = [
                     names::client_service(cluster),
                     names::headless_service(cluster),
-                ] {
-                    all.extend([format!("{service}.{namespace}"), service]);
-                }
-                all.extend(["localhost", "127.0.0.1", "::1"].map(str::to_owned));
-                all.extend(self.server_names.iter().cloned());
+                ];
+                all.extend(self.served_as(services));
+                all
+            }
+            CertificateUse::Proxy => {
+                let service = self.proxy.clone().unwrap_or_default();
+                let mut all = self.in_domain(&[format!("{service}.{namespace}.svc")]);
+                all.extend(self.served_as([service]));
                 all
             }
             CertificateUse::Operator | CertificateUse::Client => Vec::new(),
         }
+    }
+
+    /// The short names of the Services, the local names, and the names in the spec.
+    fn served_as<const N: usize>(&self, services: [String; N]) -> impl Iterator<Item = String> {
+        let short = move |service| [format!("{service}.{}", self.namespace), service];
+        let local = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+        let names = services.into_iter().flat_map(short).chain(local);
+        names.chain(self.server_names.iter().cloned())
     }
 
     /// Returns each name with and without the cluster domain. Without a domain in the spec, the domain is

@@ -153,6 +153,10 @@ pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
         validity: generated.certificate_duration(),
         authority_validity: generated.authority_duration(),
         server_names: generated.server_names.clone(),
+        proxy: spec
+            .grpc_proxy
+            .as_ref()
+            .map(|proxy| proxy.service_name(&cluster.name_any())),
         rotate: cluster
             .annotations()
             .get(names::ANNOTATION_ROTATE_AUTHORITY)

@@ -40,7 +40,7 @@ pub use flags::{
 };
 pub use hash::spec_hash;
 pub use image::{Changed, pull_problem, set_image};
-pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
+pub use network::{BACKUP_POD_LABELS, Operators, ingress_rule, network_policy};
 pub use pod::{USER, container_security, data_mount, is_image_failure, pod, pod_security};
 pub use seed::{
     Contents, DataDirectorySettings, ENCRYPTION, FETCH, OperatorImage, Origin, REPLAY_REVISION,

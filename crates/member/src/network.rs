@@ -56,6 +56,13 @@ pub fn network_policy(
             pod_selector: Some(selector(labels.into())),
             ..NetworkPolicyPeer::default()
         });
+        if members.spec.grpc_proxy.is_some() {
+            let proxies = names::grpc_proxy_labels(members.cluster);
+            clients.push(NetworkPolicyPeer {
+                pod_selector: Some(selector(proxies)),
+                ..NetworkPolicyPeer::default()
+            });
+        }
         clients.extend(access.clients.iter().cloned());
     }
     // If the metrics port is restricted, the operators stay allowed, because they check members that do not serve yet.
@@ -64,11 +71,11 @@ pub fn network_policy(
         operators.chain(access.metrics.iter().cloned()).collect()
     });
     let listeners = members.peers().listeners().iter();
-    let peers = listeners.map(|(_, port)| rule(*port, Some(vec![peer.clone()])));
+    let peers = listeners.map(|(_, port)| ingress_rule(*port, Some(vec![peer.clone()])));
     let mut ingress: Vec<_> = peers.collect();
     ingress.extend([
-        rule(names::CLIENT_PORT, Some(clients)),
-        rule(names::METRICS_PORT, metrics),
+        ingress_rule(names::CLIENT_PORT, Some(clients)),
+        ingress_rule(names::METRICS_PORT, metrics),
     ]);
     NetworkPolicy {
         metadata: members.metadata(
@@ -102,7 +109,7 @@ fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
 }
 
 /// A rule for one port. Without `from`, every source is allowed.
-fn rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngressRule {
+pub fn ingress_rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngressRule {
     NetworkPolicyIngressRule {
         from,
         ports: Some(vec![NetworkPolicyPort {
@@ -172,6 +179,25 @@ mod tests {
             .unwrap()
             .clone();
         assert_eq!(from.last().unwrap(), &json!({ "podSelector": {} }));
+    }
+
+    #[test]
+    fn network_policy_admits_grpc_proxies() {
+        let team = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
+        let access: NetworkAccess = serde_json::from_value(json!({ "clients": [team] })).unwrap();
+        let from = |json: &str| {
+            let fixture = Fixture::with(json);
+            let policy = network_policy(&fixture.members(), &access, &Operators::default());
+            let policy = serde_json::to_value(policy).unwrap();
+            policy["spec"]["ingress"][1]["from"]
+                .as_array()
+                .unwrap()
+                .clone()
+        };
+        let labels = json!({ "app": "etcd-grpc-proxy", "etcd_cluster": "db" });
+        let proxies = json!({ "podSelector": { "matchLabels": labels } });
+        assert!(from(r#"{"grpcProxy":{}}"#).contains(&proxies));
+        assert!(!from("{}").contains(&proxies));
     }
 
     #[test]

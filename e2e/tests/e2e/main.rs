@@ -50,6 +50,7 @@ mod encrypted_backup;
 mod etcd_env;
 mod examples;
 mod fixtures;
+mod grpc_proxy;
 mod hibernate;
 mod image_digest;
 mod join_statefulset;

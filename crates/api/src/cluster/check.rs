@@ -26,6 +26,7 @@ pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     problems.extend(Problem::invalid_cluster_name("metadata.name", name));
     problems.extend(validate_spec(&cluster.spec));
     problems.extend(super::join::join_problem(cluster));
+    problems.extend(super::grpc_proxy::grpc_proxy_problems(cluster));
     problems
 }
 

@@ -132,6 +132,7 @@ pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, Strin
         CertificateUse::Server,
         CertificateUse::Operator,
         CertificateUse::Client,
+        CertificateUse::Proxy,
     ];
     uses.into_iter().find_map(|used| {
         let owner = name.strip_suffix(&names::certificate_secret("", used))?;

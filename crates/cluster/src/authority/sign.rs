@@ -25,7 +25,7 @@ pub(crate) struct Made {
 /// The properties of a certificate to create.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
-    /// The subject's common name.
+    /// The subject's common name. If it is empty, the subject is empty.
     pub(crate) common_name: &'a str,
     /// The DNS names and IP addresses that the certificate contains.
     pub(crate) names: &'a [String],
@@ -70,8 +70,9 @@ pub(crate) fn leaf(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
         // A member presents its `Peer` certificate to other members as a client. etcd's JSON gateway presents the
-        // `Server` certificate to the listener of the same member. Both certificates therefore need `ClientAuth` too.
-        CertificateUse::Peer | CertificateUse::Server => vec![
+        // `Server` certificate to the listener of the same member. A gRPC proxy presents its certificate to members and
+        // to itself. These certificates therefore need `ClientAuth` too.
+        CertificateUse::Peer | CertificateUse::Server | CertificateUse::Proxy => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
         ],
@@ -98,7 +99,9 @@ pub(crate) fn leaf(
 fn params(common_name: &str, serial: SerialNumber) -> CertificateParams {
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
-    name.push(DnType::CommonName, common_name);
+    if !common_name.is_empty() {
+        name.push(DnType::CommonName, common_name);
+    }
     params.distinguished_name = name;
     params.serial_number = Some(serial);
     params

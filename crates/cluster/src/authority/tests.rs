@@ -22,6 +22,7 @@ pub(crate) fn rule() -> Rule {
         validity: Duration::from_hours(90 * 24),
         authority_validity: Duration::from_hours(3650 * 24),
         server_names: vec!["etcd.example.com".into(), "192.0.2.7".into()],
+        proxy: None,
         rotate: None,
     }
 }
@@ -104,6 +105,42 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
     let end = EndEntityCert::try_from(&one.der).unwrap();
     let host = ServerName::try_from("db-client.prod.svc").unwrap();
     assert!(end.verify_is_valid_for_subject_name(&host).is_ok());
+}
+
+/// A gRPC proxy does not start if its client certificate has a common name.
+#[test]
+fn proxy_cert_has_names_of_service_and_no_common_name() {
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
+    let rule = Rule {
+        proxy: Some("db-proxy".into()),
+        ..rule()
+    };
+    let names = rule.names("db", CertificateUse::Proxy);
+    let request = Request {
+        common_name: "",
+        names: &names,
+        used: CertificateUse::Proxy,
+        validity: rule.validity,
+    };
+    let signer = certificates(&clients.certificate).unwrap().remove(0);
+    let proxy = leaf(&request, (&signer, &clients.key), now()).unwrap();
+    let one = certificates(&proxy.certificate).unwrap().remove(0);
+    assert_eq!(one.common_name, "");
+    for host in [
+        "db-proxy",
+        "db-proxy.prod",
+        "db-proxy.prod.svc",
+        "db-proxy.prod.svc.cluster.local",
+        "localhost",
+        "::1",
+        "etcd.example.com",
+    ] {
+        assert!(one.covers(host), "{host}");
+    }
+    assert!(!one.covers("db-client.prod.svc"));
+    for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
+        assert!(verifies(&proxy, &clients, usage, now()));
+    }
 }
 
 #[test]

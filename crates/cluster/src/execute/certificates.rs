@@ -140,11 +140,13 @@ impl ExecuteContext<'_> {
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
         // With authentication, etcd uses the common name of a client certificate as the user name. `Operator` therefore
-        // gets a reserved user name, and `Client` gets a name that no etcd user has.
+        // gets a reserved user name, and `Client` gets a name that no etcd user has. A gRPC proxy does not start if its
+        // client certificate has a common name, because all its clients would be this user.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),
             CertificateUse::Client => names::client_service(&rule.cluster),
+            CertificateUse::Proxy => String::new(),
         };
         let request = Request {
             common_name: &common_name,

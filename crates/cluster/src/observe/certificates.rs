@@ -27,11 +27,8 @@ pub(super) async fn read(
         .scopes()
         .map(|scope| scope.secret(&rule.cluster))
         .collect();
-    if rule.clients {
-        for used in [CertificateUse::Operator, CertificateUse::Client] {
-            wanted.insert(names::certificate_secret(&rule.cluster, used));
-        }
-    }
+    let of_cluster = rule.uses_of_cluster();
+    wanted.extend(of_cluster.map(|used| names::certificate_secret(&rule.cluster, used)));
     let status = cluster.status.as_ref();
     let first = status.and_then(|status| status.bootstrap.as_ref());
     let first = first

@@ -294,7 +294,7 @@ impl Keeper<'_> {
             let uses = self.rule.uses_of_member();
             uses.map(move |used| (member.clone(), used))
         });
-        let own = self.uses_of_cluster();
+        let own = self.rule.uses_of_cluster();
         let own = own.map(|used| (self.rule.cluster.clone(), used));
         of_members.chain(own).collect()
     }
@@ -310,12 +310,6 @@ impl Keeper<'_> {
         self.all_of(scope)
             .filter_map(|(owner, used)| self.certificates.leaf(&owner, used))
             .collect()
-    }
-
-    fn uses_of_cluster(&self) -> impl Iterator<Item = CertificateUse> {
-        let clients = self.rule.clients;
-        let uses = [CertificateUse::Operator, CertificateUse::Client];
-        uses.into_iter().filter(move |_| clients)
     }
 
     /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out, because no member accepts
@@ -461,9 +455,9 @@ impl Keeper<'_> {
         uses.filter_map(|used| self.issue(member, used)).collect()
     }
 
-    /// Issues the certificates that belong to no member: those of the operator and of clients.
+    /// Issues the certificates that belong to no member: those of the operator, of clients and of gRPC proxies.
     fn of_cluster(&self, draft: &mut Draft) {
-        for used in self.uses_of_cluster() {
+        for used in self.rule.uses_of_cluster() {
             if let Some(write) = self.issue(&self.rule.cluster, used) {
                 order(write, draft);
             }

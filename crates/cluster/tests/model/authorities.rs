@@ -65,6 +65,7 @@ fn rule() -> Rule {
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
+        proxy: None,
         rotate: None,
     }
 }

@@ -147,8 +147,8 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
 }
 
 /// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member, no protection and no retained volumes,
-/// because the rehearsal deletes it. It also has no backups, Services, certificates or NetworkPolicies, because they
-/// affect other systems.
+/// because the rehearsal deletes it. It also has no backups, Services, gRPC proxies, certificates or NetworkPolicies,
+/// because they affect other systems.
 fn rehearsal(
     copy: &str,
     backup: &str,
@@ -160,6 +160,7 @@ fn rehearsal(
         tls: None,
         services: None,
         network_policy: None,
+        grpc_proxy: None,
         upkeep: None,
         recovery: None,
         hibernate: false,
@@ -220,7 +221,7 @@ mod tests {
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "main" },
             "spec": { "size": 5, "version": "3.6.16", "paused": true, "protected": true,
-                "deletionPolicy": "RetainVolumes",
+                "deletionPolicy": "RetainVolumes", "grpcProxy": {},
                 "auth": { "secret": "root", "enabled": true }, "TLS": { "generated": {} }, "services": { "client": { "type": "LoadBalancer" } },
                 "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } }
         }))
@@ -233,6 +234,7 @@ mod tests {
         assert!(
             spec.tls.is_none() && spec.services.is_none() && spec.backup.is_none() && !spec.paused
         );
+        assert_eq!(spec.grpc_proxy, None);
         assert!(!spec.protected && !spec.retains_volumes() && spec.is_durable());
         assert_eq!(spec.auth.unwrap().enabled, None);
         let alone = rehearsal("verify-x", "nightly", None, Some("3.5.35"));

@@ -4,7 +4,7 @@
 //! change this spec. The operator therefore accepts no field that runs other programs, reaches a node, or gives the
 //! pods volumes, identities or privileges. A user can set these fields in `spec.etcdCluster.template`.
 
-use api::cluster::{EtcdClusterSpec, PodPolicy, flag_of_env};
+use api::cluster::{EtcdClusterSpec, GrpcProxy, PodPolicy, flag_of_env};
 use api::names::VOLUME_DATA;
 use api::version::DEFAULT_REPOSITORY;
 use k8s_openapi::api::core::v1::{
@@ -33,6 +33,7 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
         repository,
         image,
         pod,
+        grpc_proxy,
         size: _,
         version: _,
         paused: _,
@@ -57,13 +58,35 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
     let is_default = |image: &String| is_in_default_repository(image);
     let image = (!image.iter().all(is_default)).then_some("spec.image");
     let pod = pod.as_ref().map(refused_in_pod).unwrap_or_default();
-    repository.into_iter().chain(image).chain(pod).collect()
+    let proxy = grpc_proxy.as_deref().and_then(refused_in_proxy);
+    let fields = repository.into_iter().chain(image).chain(pod);
+    fields.chain(proxy).collect()
 }
 
 /// True if the image is in the default repository, so that its digest only selects a release of etcd.
 fn is_in_default_repository(image: &str) -> bool {
     let rest = image.strip_prefix(DEFAULT_REPOSITORY);
     rest.is_some_and(|rest| rest.starts_with(['@', ':']) && !rest.contains('/'))
+}
+
+/// The refused field of gRPC proxies. Their Secrets are accepted like those of `spec.TLS`, because etcd only serves and
+/// connects with the certificates.
+fn refused_in_proxy(proxy: &GrpcProxy) -> Option<&'static str> {
+    let GrpcProxy {
+        annotations,
+        replicas: _,
+        namespace_prefix: _,
+        service_name: _,
+        client_secret: _,
+        server_secret: _,
+        resources: _,
+        labels: _,
+        node_selector: _,
+        tolerations: _,
+        priority_class_name: _,
+    } = proxy;
+    let refused = annotations.keys().any(|key| key.starts_with(APPARMOR));
+    refused.then_some("spec.grpcProxy.annotations")
 }
 
 fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {

@@ -201,6 +201,28 @@ fn new_server_name_reissues_only_server_certificates() {
 }
 
 #[test]
+fn proxies_get_one_certificate_that_is_renewed() {
+    let mut story = Story::formed(true);
+    story.certificates().rule.as_mut().unwrap().proxy = Some("db-proxy".into());
+    let writes = story.of_certificates();
+    let of_proxies = |write: &Write| {
+        matches!(
+            write,
+            Write::Certificate(CertificateWrite::Issue { owner, used: CertificateUse::Proxy, .. }) if owner == "db"
+        )
+    };
+    assert_eq!(writes.len(), 1);
+    assert!(writes.iter().all(of_proxies), "{writes:?}");
+    story.settle();
+    assert_eq!(story.count(of_proxies), 1);
+    assert_eq!(story.of_certificates(), []);
+    story.later(rule().validity.as_secs() / 4 * 3);
+    story.settle();
+    assert_eq!(story.count(of_proxies), 2);
+    assert_eq!((story.outdated(), story.deleted()), (0, 0));
+}
+
+#[test]
 fn invariant_20_authority_is_rotated_in_steps_across_all_members() {
     let mut story = Story::formed(true);
     story.certificates().rule.as_mut().unwrap().rotate = Some("now".into());

@@ -26,6 +26,8 @@ fn dangerous() -> Vec<(Value, &'static str)> {
         (pod(field, &value), name)
     });
     let image = json!({ "repository": "registry.example/etcd" });
+    let apparmor = "container.apparmor.security.beta.kubernetes.io/grpc-proxy";
+    let proxy = json!({ "grpcProxy": { "annotations": { apparmor: "unconfined" } } });
     let pinned = |name: &str| {
         let image = format!("{name}@sha256:{}", "0".repeat(64));
         (json!({ "image": image }), "spec.image")
@@ -37,7 +39,10 @@ fn dangerous() -> Vec<(Value, &'static str)> {
     ]
     .map(pinned);
     in_pod
-        .chain([(image, "spec.repository")])
+        .chain([
+            (image, "spec.repository"),
+            (proxy, "spec.grpcProxy.annotations"),
+        ])
         .chain(pinned)
         .collect()
 }
@@ -186,6 +191,7 @@ fn harmless() -> Value {
             "volumeMounts": [{ "name": "scratch", "mountPath": "/scratch" }],
             "ClusterDomain": ".cluster.local",
         },
+        "grpcProxy": { "replicas": 3, "labels": { "team": "a" }, "annotations": { "team": "a" } },
     })
 }
 

@@ -253,7 +253,8 @@ impl Story {
                 let signs = by.certificate.clone().unwrap();
                 let mut leaf = self.draw(rule().validity, Some(signs.subject));
                 leaf.not_after = leaf.not_after.min(signs.not_after);
-                leaf.names = rule().names(owner, *used).into_iter().collect();
+                let in_effect = self.certificates().rule.clone().unwrap_or_else(rule);
+                leaf.names = in_effect.names(owner, *used).into_iter().collect();
                 let mut one = held(owner.starts_with("db-").then_some(owner));
                 (one.certificate, one.trusts) = (Some(leaf), by.trusts);
                 self.certificates()
