@@ -98,6 +98,8 @@ pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates
 /// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
 /// URLs of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
+/// Annotation of a Secret with a certificate from cert-manager: the time at which the operator has last written it.
+pub const ANNOTATION_PUBLISHED: &str = "etcd.database.coreos.com/published";
 /// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator removes it after it has deleted the
 /// stored backups.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";

@@ -122,47 +122,8 @@ impl Rule {
     /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
     /// impersonate another.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
-        let Self {
-            namespace, cluster, ..
-        } = self;
-        let member = [
-            format!("{owner}.{namespace}.svc"),
-            format!("{owner}.{cluster}.{namespace}.svc"),
-        ];
-        let of_cluster = [
-            format!("{}.{namespace}.svc", names::client_service(cluster)),
-            format!("{}.{namespace}.svc", names::headless_service(cluster)),
-        ];
-        match used {
-            CertificateUse::Peer => self.in_domain(&member),
-            CertificateUse::Server => {
-                let mut all = self.in_domain(&member);
-                all.extend(self.in_domain(&of_cluster));
-                for service in [
-                    names::client_service(cluster),
-                    names::headless_service(cluster),
-                ] {
-                    all.extend([format!("{service}.{namespace}"), service]);
-                }
-                all.extend(["localhost", "127.0.0.1", "::1"].map(str::to_owned));
-                all.extend(self.server_names.iter().cloned());
-                all
-            }
-            CertificateUse::Operator | CertificateUse::Client => Vec::new(),
-        }
-    }
-
-    /// Returns each name with and without the cluster domain. Without a domain in the spec, the domain is
-    /// `cluster.local`.
-    fn in_domain(&self, names: &[String]) -> Vec<String> {
-        let domain = match self.domain.as_str() {
-            "" => "cluster.local",
-            given => given,
-        };
-        names
-            .iter()
-            .flat_map(|name| [name.clone(), format!("{name}.{domain}")])
-            .collect()
+        let place = (&*self.namespace, &*self.cluster, &*self.domain);
+        member::issued::subject_names(place, owner, used, &self.server_names)
     }
 }
 

@@ -428,7 +428,10 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         tls: Tls::default(),
         access: crate::access::Access::default(),
         tls_rollout: Some(effective.tls_rollout().clone()),
-        certificates: certificates.and_of_others(&objects.tls),
+        certificates: Certificates {
+            issued: objects.issuance.clone(),
+            ..certificates.and_of_others(&objects.tls)
+        },
         clock: objects.clock,
         operator_image: Seen::Unknown("the image of the operator was not read".to_owned()),
     };
