@@ -15,10 +15,13 @@ const RUN_LOCK: &str = "E2E_RUN_LOCK";
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
 /// The names of the CRDs.
-pub(crate) const NAMES: [&str; 3] = [
+pub(crate) const NAMES: [&str; 6] = [
     "etcdclusters.etcd.database.coreos.com",
     "etcdbackups.etcd.database.coreos.com",
     "etcdrestores.etcd.database.coreos.com",
+    "etcdmirrors.etcd.database.coreos.com",
+    "etcdroles.etcd.database.coreos.com",
+    "etcdusers.etcd.database.coreos.com",
 ];
 
 /// Installs the CRDs, unless this process has already installed them.
@@ -95,6 +98,9 @@ pub(crate) async fn install(env: &Env) -> Result<()> {
             "crd/etcdclusters.etcd.database.coreos.com",
             "crd/etcdbackups.etcd.database.coreos.com",
             "crd/etcdrestores.etcd.database.coreos.com",
+            "crd/etcdmirrors.etcd.database.coreos.com",
+            "crd/etcdroles.etcd.database.coreos.com",
+            "crd/etcdusers.etcd.database.coreos.com",
         ],
     )
     .await?;

@@ -137,7 +137,7 @@ fn parts(value: &str) -> Vec<String> {
 async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     let mut visible = BTreeMap::new();
     for kinds in [
-        "etcdclusters,etcdbackups,etcdrestores",
+        "etcdclusters,etcdbackups,etcdrestores,etcdmirrors,etcdroles,etcdusers",
         "events.events.k8s.io",
         "pods,deployments",
         "services,configmaps,persistentvolumeclaims,networkpolicies,poddisruptionbudgets,leases",

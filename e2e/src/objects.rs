@@ -20,6 +20,12 @@ pub enum Kind {
     EtcdBackup,
     /// The kind EtcdRestore, which the restore operator reconciles.
     EtcdRestore,
+    /// The kind EtcdMirror, which the backup operator reconciles.
+    EtcdMirror,
+    /// The kind EtcdRole, which the cluster operator reconciles.
+    EtcdRole,
+    /// The kind EtcdUser, which the cluster operator reconciles.
+    EtcdUser,
 }
 
 impl Kind {

@@ -375,7 +375,12 @@ impl Sandbox {
     pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
         let commands: [&[&str]; 7] = [
-            &["get", "etcdclusters,etcdbackups,etcdrestores", "-o", "yaml"],
+            &[
+                "get",
+                "etcdclusters,etcdbackups,etcdrestores,etcdmirrors,etcdroles,etcdusers",
+                "-o",
+                "yaml",
+            ],
             &["get", "pods,services,pvc,endpointslices", "-o", "wide"],
             &["describe", "pods"],
             &[

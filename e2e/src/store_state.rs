@@ -15,6 +15,9 @@ use crate::retry::retry_transient;
 /// The TTL of the leases in seconds. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
+/// The keys with the records of mirrors begin with this text.
+const MIRROR_RECORDS: &[u8] = api::names::MIRROR_RECORDS.as_bytes();
+
 /// A key with its value, revisions, version and lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
@@ -63,6 +66,23 @@ impl StoreState {
             keys: stored(keys, revision).await?,
             leases: leases(keys).await?,
         })
+    }
+
+    /// The keys with their values, without the records of mirrors. A mirror copies neither revisions nor leases.
+    #[must_use]
+    pub fn values(&self) -> BTreeMap<&[u8], &[u8]> {
+        let keys = self.keys.iter();
+        let copied = keys.filter(|(key, _)| !key.starts_with(MIRROR_RECORDS));
+        copied
+            .map(|(key, stored)| (key.as_slice(), stored.value.as_slice()))
+            .collect()
+    }
+
+    /// Whether a mirror has a checkpoint in this cluster.
+    #[must_use]
+    pub fn has_checkpoint(&self) -> bool {
+        let checkpoints = [MIRROR_RECORDS, b"checkpoint/"].concat();
+        self.keys.keys().any(|key| key.starts_with(&checkpoints))
     }
 
     /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` with `-w json`. This output has no hash, so

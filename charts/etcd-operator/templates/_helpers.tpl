@@ -106,9 +106,12 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The CRD of the objects that an operator manages. Call with the name of the binary. */}}
-{{- define "etcd-operator.crd" -}}
-{{- get (dict "etcd-operator" "etcdclusters" "etcd-backup-operator" "etcdbackups" "etcd-restore-operator" "etcdrestores") . }}.etcd.database.coreos.com
+{{/* The CRDs of the objects that an operator manages, separated by commas. Call with the name of the binary. */}}
+{{- define "etcd-operator.crds" -}}
+{{- $plurals := list "etcdclusters" "etcdroles" "etcdusers" }}
+{{- if eq . "etcd-backup-operator" }}{{ $plurals = list "etcdbackups" "etcdmirrors" }}{{ end }}
+{{- if eq . "etcd-restore-operator" }}{{ $plurals = list "etcdrestores" }}{{ end }}
+{{- join ".etcd.database.coreos.com, " $plurals }}.etcd.database.coreos.com
 {{- end }}
 
 {{/* The owner of a CRD that this release must not change: another release or an operator with --create-crd has written

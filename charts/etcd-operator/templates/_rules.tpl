@@ -10,6 +10,13 @@
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters/status]
   verbs: [patch]
+- apiGroups: [etcd.database.coreos.com]
+  # patch: only the finalizer.
+  resources: [etcdroles, etcdusers]
+  verbs: [get, list, watch, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdroles/status, etcdusers/status]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [pods, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
@@ -18,7 +25,8 @@
   resources: [pods/resize]
   verbs: [patch]
 - apiGroups: [""]
-  # Certificates of spec.TLS. The operator reads them by name, and does not list or watch them.
+  # Certificates of spec.TLS, and passwords of spec.auth and of EtcdUsers. The operator reads them by name, and does not
+  # list or watch them.
   resources: [secrets]
   verbs: [get, create, update, delete]
 - apiGroups: [policy]
@@ -51,6 +59,13 @@
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters]
   verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  # patch: the finalizer of EtcdMirrors.
+  resources: [etcdmirrors]
+  verbs: [get, list, watch, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdmirrors/status]
+  verbs: [patch]
 - apiGroups: [""]
   # Pods that mount a PVC to write a backup or to remove one. list: the pod of the agent of spec.continuous.
   resources: [pods]
@@ -68,7 +83,7 @@
   resources: [persistentvolumeclaims]
   verbs: [get]
 - apiGroups: [""]
-  # Credentials that an EtcdBackup names.
+  # Credentials that an EtcdBackup or an EtcdMirror names.
   resources: [secrets]
   verbs: [get]
 {{- else if eq $operator "etcd-restore-operator" }}

@@ -1,4 +1,4 @@
-//! The CRDs of the three kinds.
+//! The CRDs of the six kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON,
@@ -6,11 +6,18 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 use serde_json::json;
 
-use crate::{EtcdBackup, EtcdCluster, EtcdRestore};
+use crate::{EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser};
 
-/// All three CRDs.
+/// All six CRDs.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    let mut all = vec![EtcdCluster::crd(), EtcdBackup::crd(), EtcdRestore::crd()];
+    let mut all = vec![
+        EtcdCluster::crd(),
+        EtcdBackup::crd(),
+        EtcdRestore::crd(),
+        EtcdMirror::crd(),
+        EtcdRole::crd(),
+        EtcdUser::crd(),
+    ];
     all.iter_mut().for_each(default_status);
     all
 }

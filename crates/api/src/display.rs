@@ -1,4 +1,16 @@
-//! Formats numbers for the columns of kubectl.
+//! Formats values for the columns of kubectl.
+
+/// The host of a URL, without its scheme, user, password and port. `None` if the URL has no host.
+pub fn host(url: &str) -> Option<String> {
+    let address = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = address.split(['/', '?', '#']).next().unwrap_or(address);
+    let host = authority.rsplit('@').next().unwrap_or(authority);
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    (!host.is_empty()).then(|| host.to_owned())
+}
 
 /// Formats a size in bytes, such as `24.0 MiB`.
 pub fn bytes(size: u64) -> String {

@@ -1,4 +1,4 @@
-//! The three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and their validation.
+//! The six kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and their validation.
 //!
 //! This crate contains only types and pure functions: no I/O, no clock, no randomness. The schemas of the CRDs contain
 //! all checks that an API server can make. `validate` repeats checks that protect the operators, because an object may
@@ -15,6 +15,7 @@
 
 mod text;
 
+pub mod access;
 pub mod backup;
 pub mod cluster;
 pub mod command;
@@ -23,6 +24,7 @@ pub mod crd;
 pub mod display;
 pub mod duration;
 pub mod manifest;
+pub mod mirror;
 pub mod names;
 pub mod problem;
 pub mod readiness;
@@ -32,7 +34,9 @@ pub mod version;
 
 mod schema;
 
+pub use access::{EtcdRole, EtcdUser};
 pub use backup::{EtcdBackup, EtcdBackupSpec, EtcdBackupStatus};
 pub use cluster::{EtcdCluster, EtcdClusterSpec, EtcdClusterStatus};
+pub use mirror::{EtcdMirror, EtcdMirrorSpec, EtcdMirrorStatus};
 pub use problem::Problem;
 pub use restore::{EtcdRestore, EtcdRestoreSpec, EtcdRestoreStatus};

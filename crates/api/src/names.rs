@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::cluster::MemberAddress;
 
-/// API group of the three kinds.
+/// API group of the six kinds.
 pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
@@ -110,6 +110,16 @@ pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 pub const FINALIZER_BACKUP: &str = "etcd.database.coreos.com/backup-before-deletion";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
+/// Finalizer of an `EtcdMirror` that may have a checkpoint in its destination. The operator removes it after it has
+/// deleted the checkpoint.
+pub const FINALIZER_MIRROR: &str = "etcd.database.coreos.com/mirror";
+/// The keys with the records of mirrors in a destination begin with this text. Mirrors do not copy such keys.
+pub const MIRROR_RECORDS: &str = "etcd.database.coreos.com/mirror/";
+/// Annotation of an `EtcdMirror` whose source was replaced. A user approves the new source by setting it to
+/// `<cluster ID of the source>/<last copied revision>`. The operator then copies all keys again.
+pub const ANNOTATION_ACCEPT_SOURCE: &str = "etcd.database.coreos.com/accept-source";
+/// Finalizer of an `EtcdRole` or `EtcdUser` that may own a role or a user in etcd.
+pub const FINALIZER_ACCESS: &str = "etcd.database.coreos.com/access";
 /// Annotation of the Lease of an operator with shards: the replicas that share the shards.
 pub const ANNOTATION_REPLICAS: &str = "etcd.database.coreos.com/replicas";
 /// Label of the Lease of a shard. Its value is the name of the operator's Lease.

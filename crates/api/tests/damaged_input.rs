@@ -10,7 +10,7 @@ use api::duration::DurationText;
 use api::manifest::BackupManifest;
 use api::storage::ObjectPath;
 use api::version::EtcdVersion;
-use api::{EtcdBackup, EtcdCluster, EtcdRestore};
+use api::{EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser};
 use damaged::{assert_little_memory, bounded, cases, damaged, damaged_text};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
@@ -67,6 +67,9 @@ fn undamaged_objects_and_manifests_round_trip() {
         let read = match value["kind"].as_str() {
             Some("EtcdCluster") => round_trip::<EtcdCluster>(&object).is_some(),
             Some("EtcdBackup") => round_trip::<EtcdBackup>(&object).is_some(),
+            Some("EtcdMirror") => round_trip::<EtcdMirror>(&object).is_some(),
+            Some("EtcdRole") => round_trip::<EtcdRole>(&object).is_some(),
+            Some("EtcdUser") => round_trip::<EtcdUser>(&object).is_some(),
             _ => round_trip::<EtcdRestore>(&object).is_some(),
         };
         assert!(read, "{value}");
@@ -91,6 +94,15 @@ proptest! {
         }
         if let Some(restore) = round_trip::<EtcdRestore>(&text) {
             bounded(|| api::restore::validate(&restore));
+        }
+        if let Some(mirror) = round_trip::<EtcdMirror>(&text) {
+            bounded(|| api::mirror::validate(&mirror));
+        }
+        if let Some(role) = round_trip::<EtcdRole>(&text) {
+            bounded(|| api::access::validate_role(&role));
+        }
+        if let Some(user) = round_trip::<EtcdUser>(&text) {
+            bounded(|| api::access::validate_user(&user));
         }
     }
 

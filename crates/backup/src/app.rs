@@ -11,6 +11,7 @@ use etcd::{Access, EtcdClient};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
+use mirror::app::Mirrors;
 use runtime::Operator;
 use runtime::controller::{Controllers, Guarded, Scope, drive};
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
@@ -75,9 +76,10 @@ pub struct Settings {
     /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     pub ambient_identity: Vec<Grant>,
-    /// Allow a namespace to use an etcd outside of its EtcdClusters in spec.etcdEndpoints, as in
-    /// team-a=etcd.example.com. Repeat the flag for more hosts; * means every namespace, *.example.com every name below
-    /// it. The port is 2379 by default. The operator's own namespace needs no permission
+    /// Allow a namespace to use an etcd outside of its EtcdClusters in spec.etcdEndpoints of an EtcdBackup and in
+    /// spec.source.etcdEndpoints of an EtcdMirror, as in team-a=etcd.example.com. Repeat the flag for more hosts; *
+    /// means every namespace, *.example.com every name below it. The port is 2379 by default. The operator's own
+    /// namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
     pub etcd_endpoints: Vec<EndpointGrant>,
     /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the
@@ -104,6 +106,8 @@ pub struct Settings {
     /// Image of the pods that mount a PersistentVolumeClaim or verify a backup. The default is the operator's own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     pub operator_image: Option<String>,
+    #[command(flatten)]
+    pub(crate) mirrors: mirror::app::MirrorSettings,
 }
 
 impl Settings {
@@ -144,8 +148,8 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 }
 
 /// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
-/// incomplete object in the store.
-pub async fn work(operator: Operator, settings: Settings) {
+/// incomplete object in the store. `create_crd`: the operator may create or update the CRD of EtcdMirrors.
+pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
     // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
@@ -181,9 +185,12 @@ pub async fn work(operator: Operator, settings: Settings) {
         since: Timestamp::now(),
         shutdown: operator.shutdown.clone(),
     };
+    let endpoints = EndpointGrants::new(&operator.namespace, ENDPOINTS, settings.etcd_endpoints);
+    let mirrors = Mirrors::new(&operator, settings.mirrors, endpoints.clone(), create_crd);
     operator.metrics.collect(BackupMetrics {
         objects: backups.cache(),
         transfers: execute.transfers.clone(),
+        mirrors: mirrors.metrics(),
     });
     let reconciler = Arc::new(ReconcileContext {
         observe: ObserveContext {
@@ -196,7 +203,7 @@ pub async fn work(operator: Operator, settings: Settings) {
                 others: settings.ambient_identity,
             },
             reads: Reads::new(&operator.scope),
-            endpoints: EndpointGrants::new(&operator.namespace, ENDPOINTS, settings.etcd_endpoints),
+            endpoints,
             local: settings.local_directory.map(LocalStore::new),
             local_quota: settings.local_quota,
             objects: backups.cache(),
@@ -218,6 +225,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     tokio::join!(
         drive(&operator, backups, reconciler.clone()),
         drive(&for_clusters, clusters, cluster_backups),
+        Box::pin(mirrors.run()),
     );
     reconciler.execute.join().await;
 }

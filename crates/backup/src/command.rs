@@ -13,7 +13,7 @@ use runtime::process::{self, Definition};
 use crate::app::{self, Settings};
 use crate::{decrypt, pvc, recording, request, verification};
 
-/// Backs up etcd clusters to object stores.
+/// Backs up etcd clusters to object stores, and mirrors them to other clusters.
 #[derive(Parser)]
 #[command(name = "etcd-backup-operator", version)]
 struct Options {
@@ -67,9 +67,9 @@ pub fn run() -> Result<ExitCode, process::Error> {
         crd: EtcdBackup::crd,
         shards: 1,
     };
-    let settings = options.settings;
+    let (settings, create_crd) = (options.settings, options.common.create_crd);
     process::run(definition, options.common, |operator| {
-        app::work(operator, settings)
+        app::work(operator, settings, create_crd)
     })?;
     Ok(ExitCode::SUCCESS)
 }

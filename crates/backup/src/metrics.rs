@@ -14,6 +14,7 @@ use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, is_true};
 use jiff::Timestamp;
 use kube::ResourceExt;
+use mirror::metrics::MirrorMetrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -40,6 +41,8 @@ pub(crate) struct BackupMetrics {
     pub(crate) objects: Cache<EtcdBackup>,
     /// The transfers of this process, from which `failed_attempts` and `queued_seconds` are computed.
     pub(crate) transfers: Arc<Workers<Stored>>,
+    /// The metrics of EtcdMirrors.
+    pub(crate) mirrors: MirrorMetrics,
 }
 
 impl fmt::Debug for BackupMetrics {
@@ -63,7 +66,7 @@ impl Collector for BackupMetrics {
             let name = format!("{PREFIX}{name}");
             family.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
         }
-        Ok(())
+        self.mirrors.encode(&mut encoder)
     }
 }
 

@@ -10,6 +10,7 @@ use etcd::ClusterId;
 use jiff::{SignedDuration, Timestamp};
 use member::OperatorImage;
 use runtime::endpoints::EndpointRule;
+pub use runtime::members::{EndpointReach, MemberPods};
 use serde::{Deserialize, Serialize};
 pub use store::progress::Moved;
 
@@ -203,28 +204,6 @@ pub struct Endpoint {
     pub url: String,
     /// The permission to connect to the URL.
     pub reach: EndpointReach,
-}
-
-/// The permission to connect to an endpoint in a spec (invariant 28).
-#[derive(Clone, Debug, PartialEq)]
-pub enum EndpointReach {
-    /// The operator connects to the URL, because the URL needs no grant or has a grant.
-    Direct,
-    /// The URL names an EtcdCluster of the namespace, so the operator connects to the pods of this cluster.
-    Pods(MemberPods),
-    /// The operator must not connect to the URL. Contains the reason.
-    NotGranted(String),
-}
-
-/// The members of an EtcdCluster, at the addresses of their pods. Users control the DNS names of their namespace, for
-/// example with a Service of type ExternalName, but not the addresses of pods.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberPods {
-    /// The client URLs of the members.
-    pub urls: Vec<String>,
-    /// The cluster ID in the status of the EtcdCluster. Answers of other clusters are ignored, because another pod may
-    /// get the address of a deleted pod.
-    pub cluster_id: ClusterId,
 }
 
 /// The members to which a transfer may connect (invariant 28).

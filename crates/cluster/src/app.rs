@@ -10,12 +10,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher;
 use member::Operators;
 use runtime::Operator;
+use runtime::clients::Clients;
 use runtime::controller::{Controllers, drive};
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 use runtime::watched::Watched;
 
-use crate::clients::Clients;
 use crate::metrics::Metrics;
 use crate::pod_deletions::PodDeletions;
 use crate::reconcile::{ClusterOperator, SnapshotCache};

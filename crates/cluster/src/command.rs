@@ -1,11 +1,14 @@
 //! The command line of `etcd-operator`. The subcommand `check` is for the test pod of `helm test`.
 
+use std::future::Future;
 use std::process::ExitCode;
 
 use api::EtcdCluster;
 use clap::{Parser, Subcommand};
+use futures::future::select;
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
+use runtime::Operator;
 use runtime::check::{self, Check};
 use runtime::cli::{self, Common, Sharding};
 use runtime::endpoints::EndpointGrant;
@@ -50,11 +53,15 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Runs the command that the arguments of the process describe.
+/// Runs the command that the arguments of the process describe. The operator also runs the controllers in `others`.
+/// They get the flag `--create-crd`, and must return after the shutdown.
 ///
 /// # Errors
 /// If the operator ends without a shutdown signal, or cannot start.
-pub fn run() -> Result<ExitCode, process::Error> {
+pub fn run<W>(others: impl FnOnce(Operator, bool) -> W) -> Result<ExitCode, process::Error>
+where
+    W: Future<Output = ()>,
+{
     let options: Options = cli::parse();
     if let Some(Task::Check(operators)) = &options.command {
         return process::run_once(options.common.log_json, check::run(operators));
@@ -69,8 +76,16 @@ pub fn run() -> Result<ExitCode, process::Error> {
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();
     let joins = options.join;
-    process::run(definition, options.common, |operator| {
-        app::work(operator, image, labels, joins)
+    let create_crds = options.common.create_crd;
+    process::run(definition, options.common, |operator| async move {
+        let shutdown = operator.shutdown.clone();
+        let others = Box::pin(others(operator.clone(), create_crds));
+        let own = Box::pin(app::work(operator, image, labels, joins));
+        // If controllers end before the shutdown, the process ends, and Kubernetes restarts it.
+        let ((), rest) = select(own, others).await.factor_first();
+        if shutdown.is_cancelled() {
+            rest.await;
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,7 +20,6 @@ pub mod action;
 pub mod app;
 pub mod authority;
 pub mod certificates;
-pub mod clients;
 pub mod clock;
 pub mod command;
 pub mod desired;

@@ -10,6 +10,7 @@ use api::{EtcdCluster, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
 use member::Operators;
+use runtime::clients::Clients;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use runtime::logs::in_stage;
@@ -17,7 +18,6 @@ use runtime::watched::Watched;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
-use crate::clients::Clients;
 use crate::metrics::Metrics;
 use crate::observe::KubeSnapshot;
 use crate::outcome::{Error, notices, turns};

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
 use api::names;
-use cluster::clients::Clients;
 use cluster::metrics::Metrics as ClusterMetrics;
 use cluster::reconcile::{ClusterOperator, SnapshotCache};
 use etcd::fake::{FakeEtcd, FakeMember};
@@ -30,6 +29,7 @@ use kube::core::ApiResource;
 use kube::{Api, Client, CustomResourceExt, ResourceExt};
 use prometheus_client::registry::Registry;
 use runtime::admin::Readiness;
+use runtime::clients::Clients;
 use runtime::controller::Scope;
 use runtime::crd;
 use runtime::image::OwnImage;

@@ -14,8 +14,6 @@ use tonic::transport::channel::Change;
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service};
 
-use crate::limits::MAX_ANSWER;
-
 /// The gRPC header with the login token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
 /// The call that issues a token. The channel adds no token to its request, because etcd would reject an expired token.
@@ -35,6 +33,8 @@ pub(crate) struct MemberChannels {
     pub(crate) token: Token,
     /// Receives the channel of the new connection. Calls that the client library does not offer use this channel.
     pub(crate) created: Option<Arc<OnceLock<MemberChannel>>>,
+    /// Maximum size of a response in bytes.
+    pub(crate) max_answer: usize,
 }
 
 impl BalancedChannelBuilder for MemberChannels {
@@ -48,6 +48,7 @@ impl BalancedChannelBuilder for MemberChannels {
         let member = MemberChannel {
             channel,
             token: self.token,
+            max_answer: self.max_answer,
         };
         if let Some(created) = self.created {
             let _ = created.set(member.clone());
@@ -61,6 +62,7 @@ impl BalancedChannelBuilder for MemberChannels {
 pub(crate) struct MemberChannel {
     channel: tonic::transport::Channel,
     token: Token,
+    max_answer: usize,
 }
 
 impl Service<Request<Body>> for MemberChannel {
@@ -81,11 +83,12 @@ impl Service<Request<Body>> for MemberChannel {
         }
         drop(token);
         let is_limited = ![SNAPSHOT, WATCH].contains(&request.uri().path());
+        let max_answer = self.max_answer;
         let answer = self.channel.call(request);
         Box::pin(async move {
             let answer = answer.await?;
             Ok(if is_limited {
-                answer.map(|body| Body::new(Limited::new(body, MAX_ANSWER)))
+                answer.map(|body| Body::new(Limited::new(body, max_answer)))
             } else {
                 answer
             })

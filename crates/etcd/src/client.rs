@@ -8,11 +8,13 @@ mod auth;
 mod calls;
 mod convert;
 mod deadlines;
+mod keys;
 mod plain;
 mod pulse;
 mod restored;
 mod send;
 mod snapshot;
+mod users;
 mod watch;
 
 use std::collections::HashMap;
@@ -22,6 +24,7 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use tokio::time::Instant;
 
 pub use deadlines::Deadlines;
+pub use keys::{KeyPage, Operation, PageError, Precondition};
 pub use restored::{Served, served};
 pub use watch::{
     Change, LeaseTtl, MAX_WATCH_MESSAGE, Value, Watch, WatchBatch, WatchError, WatchEvent,
@@ -29,7 +32,7 @@ pub use watch::{
 
 use crate::access::{Access, split};
 use crate::answer::classify;
-use crate::limits::MAX_SNAPSHOT;
+use crate::limits::{MAX_ANSWER, MAX_SNAPSHOT};
 use crate::login::Session;
 use crate::port::Error;
 
@@ -43,6 +46,7 @@ pub struct EtcdClient {
     access: Access,
     deadlines: Deadlines,
     max_snapshot: u64,
+    max_answer: usize,
     connections: Mutex<HashMap<String, Connection>>,
     session: Session,
 }
@@ -60,6 +64,7 @@ impl EtcdClient {
             access,
             deadlines,
             max_snapshot: MAX_SNAPSHOT,
+            max_answer: MAX_ANSWER,
             connections: Mutex::new(HashMap::new()),
         }
     }
@@ -69,6 +74,17 @@ impl EtcdClient {
     pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
         self.max_snapshot = bytes;
         self
+    }
+
+    /// Sets the maximum size of a response in bytes, except of a snapshot and of a watch. The default is sufficient for
+    /// all calls but [`EtcdClient::page`].
+    #[must_use]
+    pub fn with_max_answer(self, bytes: usize) -> Self {
+        Self {
+            max_answer: bytes,
+            session: self.session.with_max_answer(bytes),
+            ..self
+        }
     }
 
     fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {

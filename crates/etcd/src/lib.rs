@@ -13,16 +13,20 @@ mod inspect;
 mod limits;
 mod login;
 mod port;
+mod range;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod users;
 
 pub use access::{Access, Credentials, TlsAccess};
 pub use client::{
-    Change, Deadlines, EtcdClient, LeaseTtl, MAX_WATCH_MESSAGE, Served, Value, Watch, WatchBatch,
-    WatchError, WatchEvent, served,
+    Change, Deadlines, EtcdClient, KeyPage, LeaseTtl, MAX_WATCH_MESSAGE, Operation, PageError,
+    Precondition, Served, Value, Watch, WatchBatch, WatchError, WatchEvent, served,
 };
 pub use inspect::{InspectError, Inspected, Inspector, Revisions, WalkError};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Pulse, Snapshot, Status,
 };
+pub use range::KeyRange;
+pub use users::{KeyAccess, KeyPermission, PasswordCheck, PermissionRange};

@@ -35,7 +35,7 @@ use tokio::time::Instant;
 
 use crate::access::Credentials;
 use crate::channel::{MemberChannel, MemberChannels, Token};
-use crate::limits::MAX_ENDPOINTS;
+use crate::limits::{MAX_ANSWER, MAX_ENDPOINTS};
 use crate::port::{Error, Login};
 
 /// The client does not repeat a rejected login within this time, because the member computes a slow password hash for
@@ -116,6 +116,8 @@ pub(crate) struct Session {
     pub(crate) rejected: AtomicUsize,
     /// The members of the last call. The client may request a token from each of them.
     members: Mutex<Vec<String>>,
+    /// Maximum size in bytes of a response of a member.
+    max_answer: usize,
 }
 
 /// The response of one member to a login.
@@ -135,7 +137,16 @@ impl Session {
         Self {
             credentials,
             with_certificate,
+            max_answer: MAX_ANSWER,
             ..Self::default()
+        }
+    }
+
+    /// Sets the maximum size in bytes of the responses over new connections.
+    pub(crate) fn with_max_answer(self, bytes: usize) -> Self {
+        Self {
+            max_answer: bytes,
+            ..self
         }
     }
 
@@ -148,6 +159,7 @@ impl Session {
         let channels = MemberChannels {
             token: self.token.clone(),
             created: None,
+            max_answer: self.max_answer,
         };
         Client::connect_with_balanced_channel([url], Some(options), channels).await
     }
@@ -162,6 +174,7 @@ impl Session {
         let channels = MemberChannels {
             token: self.token.clone(),
             created: Some(created.clone()),
+            max_answer: self.max_answer,
         };
         let client = Client::connect_with_balanced_channel([url], Some(options), channels).await?;
         let channel = created.get().cloned().ok_or_else(|| {

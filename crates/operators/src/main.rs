@@ -16,6 +16,6 @@ fn main() -> anyhow::Result<ExitCode> {
     match name.to_str() {
         Some(api::names::MANAGER_BACKUP) => Ok(backup::command::run()?),
         Some(api::names::MANAGER_RESTORE) => Ok(restore::command::run()?),
-        _ => Ok(cluster::command::run()?),
+        _ => Ok(cluster::command::run(access::app::run)?),
     }
 }

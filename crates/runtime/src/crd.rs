@@ -17,6 +17,9 @@ use crate::answer::is_not_found;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Longest interval of the checks for a kind that the operator does not need. The kind may be missing for the whole life
+/// of the process.
+const OPTIONAL_INTERVAL: Duration = Duration::from_mins(1);
 /// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a later release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
@@ -30,7 +33,31 @@ pub async fn ready(
     scope: &Scope,
     readiness: &Readiness,
 ) {
-    let mut logged = String::new();
+    await_kind((client, CHECK_INTERVAL), kind, create, scope, |waiting| {
+        readiness.waiting_for(waiting);
+    })
+    .await;
+}
+
+/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
+/// meanwhile. The pause between two checks doubles up to [`OPTIONAL_INTERVAL`].
+pub async fn available(
+    client: &Client,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+) {
+    await_kind((client, OPTIONAL_INTERVAL), kind, create, scope, |_| {}).await;
+}
+
+async fn await_kind(
+    (client, longest): (&Client, Duration),
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
+    scope: &Scope,
+    report: impl Fn(&str),
+) {
+    let (mut logged, mut pause) = (String::new(), CHECK_INTERVAL);
     loop {
         let rejected = match create {
             Some(crd) => Box::pin(install(client, crd())).await.err(),
@@ -45,12 +72,13 @@ pub async fn ready(
         if let Some(rejected) = rejected {
             waiting = format!("{waiting} (--create-crd failed: {rejected})");
         }
-        readiness.waiting_for(&waiting);
+        report(&waiting);
         if waiting != logged {
             warn!("waiting for {waiting}");
             logged = waiting;
         }
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
 }
 

@@ -215,6 +215,44 @@ pub async fn of_secret(
     })
 }
 
+/// A password, and the version of the Secret that contains it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct SecretPassword {
+    /// The password.
+    pub password: String,
+    /// The UID of the Secret.
+    pub uid: String,
+    /// The resourceVersion of the Secret.
+    pub resource_version: String,
+}
+
+impl fmt::Debug for SecretPassword {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretPassword").finish_non_exhaustive()
+    }
+}
+
+/// Reads the password under a key of a Secret. `field` is the field of the spec that names the Secret.
+///
+/// # Errors
+/// Fails if the Secret cannot be read, or if etcd cannot use the password. The error names the field, the Secret and
+/// the remedy.
+pub async fn password_of(
+    client: &Client,
+    namespace: &str,
+    (name, key): (&str, &str),
+    field: &str,
+) -> Result<SecretPassword, String> {
+    let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
+    let secret = existing(&secrets, name, field).await?;
+    let password = password(&secret, key).map_err(|why| format!("{field}: Secret {name} {why}"))?;
+    Ok(SecretPassword {
+        password,
+        uid: secret.uid().unwrap_or_default(),
+        resource_version: secret.resource_version().unwrap_or_default(),
+    })
+}
+
 async fn get(secrets: &Api<Secret>, name: &str) -> Result<Option<Secret>, String> {
     match tokio::time::timeout(DEADLINE, secrets.get_opt(name)).await {
         Ok(Ok(secret)) => Ok(secret),
@@ -225,33 +263,42 @@ async fn get(secrets: &Api<Secret>, name: &str) -> Result<Option<Secret>, String
     }
 }
 
+async fn existing(secrets: &Api<Secret>, name: &str, field: &str) -> Result<Secret, String> {
+    let secret = get(secrets, name)
+        .await
+        .map_err(|why| format!("{field}: {why}"))?;
+    secret.ok_or_else(|| {
+        format!(
+            "{field}: Secret {name} does not exist in this namespace: create it or correct the name"
+        )
+    })
+}
+
 async fn wanted(
     secrets: &Api<Secret>,
     name: &str,
     field: &str,
 ) -> Result<(String, String), String> {
-    let secret = get(secrets, name)
-        .await
-        .map_err(|why| format!("{field}: {why}"))?;
-    let Some(secret) = secret else {
-        return Err(format!(
-            "{field}: Secret {name} does not exist in this namespace: create it or correct the name"
-        ));
-    };
+    let secret = existing(secrets, name, field).await?;
     pair(&secret).map_err(|why| format!("{field}: Secret {name} {why}"))
 }
 
 /// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Performs no I/O.
 fn pair(secret: &Secret) -> Result<(String, String), String> {
     let user = text(secret, USERNAME)?;
-    let password = text(secret, PASSWORD)?;
+    Ok((user, password(secret, PASSWORD)?))
+}
+
+/// The password under a key of a Secret. Performs no I/O.
+fn password(secret: &Secret, key: &str) -> Result<String, String> {
+    let password = text(secret, key)?;
     if password.len() > MAX_PASSWORD_BYTES {
         return Err(format!(
-            "has a {PASSWORD} of more than {MAX_PASSWORD_BYTES} bytes, but etcd would check only the first \
+            "has a {key} of more than {MAX_PASSWORD_BYTES} bytes, but etcd would check only the first \
              {MAX_PASSWORD_BYTES}: use a shorter password"
         ));
     }
-    Ok((user, password))
+    Ok(password)
 }
 
 fn text(secret: &Secret, key: &str) -> Result<String, String> {

@@ -25,8 +25,8 @@ pub struct Shards(Arc<Inner>);
 struct Inner {
     count: u16,
     slots: Mutex<Vec<Slot>>,
-    acquired: mpsc::UnboundedSender<u16>,
-    acquisitions: Mutex<Option<mpsc::UnboundedReceiver<u16>>>,
+    /// One sender for each kind that the process reconciles.
+    listeners: Mutex<Vec<mpsc::UnboundedSender<u16>>>,
     /// Notified when the last reconcile of a leaving shard ends.
     idle: Notify,
 }
@@ -89,12 +89,10 @@ impl Shards {
     /// The shards of an operator that is divided into `count` shards. The process holds none of them.
     pub fn divided(count: u16) -> Self {
         let count = count.max(1);
-        let (acquired, acquisitions) = mpsc::unbounded_channel();
         Self(Arc::new(Inner {
             count,
             slots: Mutex::new(vec![Slot::default(); usize::from(count)]),
-            acquired,
-            acquisitions: Mutex::new(Some(acquisitions)),
+            listeners: Mutex::default(),
             idle: Notify::new(),
         }))
     }
@@ -146,13 +144,21 @@ impl Shards {
         })
     }
 
-    /// Receives each shard that this process acquires. `None` if the operator is not divided, or after the first call.
+    /// Receives each shard that this process holds or acquires. `None` if the operator is not divided. A shard that is
+    /// acquired during this call may be received twice.
     pub(crate) fn acquisitions(&self) -> Option<mpsc::UnboundedReceiver<u16>> {
         if self.0.count == 1 {
             return None;
         }
-        let acquisitions = self.0.acquisitions.lock();
-        acquisitions.unwrap_or_else(PoisonError::into_inner).take()
+        let (sender, acquisitions) = mpsc::unbounded_channel();
+        let mut listeners = self.listeners();
+        for (shard, slot) in (0..).zip(self.all()) {
+            if slot.state == State::Held {
+                let _ = sender.send(shard);
+            }
+        }
+        listeners.push(sender);
+        Some(acquisitions)
     }
 
     /// The shards that this process holds, as a line of text. `None` if the operator is not divided.
@@ -178,7 +184,8 @@ impl Shards {
     pub(crate) fn hold(&self, shard: u16) {
         let before = self.set(shard, State::Held);
         if before != Some(State::Held) {
-            let _ = self.0.acquired.send(shard);
+            self.listeners()
+                .retain(|listener| listener.send(shard).is_ok());
         }
     }
 
@@ -204,6 +211,11 @@ impl Shards {
         let mut slots = self.slots();
         let slot = slots.get_mut(usize::from(shard))?;
         Some(std::mem::replace(&mut slot.state, state))
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<mpsc::UnboundedSender<u16>>> {
+        let listeners = self.0.listeners.lock();
+        listeners.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {

@@ -51,7 +51,7 @@ async fn main() -> Result<()> {
         let commands: [&[&str]; 3] = [
             &[
                 "get",
-                "etcdclusters,etcdbackups,etcdrestores,pods",
+                "etcdclusters,etcdbackups,etcdrestores,etcdmirrors,etcdroles,etcdusers,pods",
                 "-o",
                 "wide",
             ],

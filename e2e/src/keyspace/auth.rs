@@ -107,4 +107,26 @@ impl Keyspace {
         })
         .await
     }
+
+    /// Revokes a role of a user, as an administrator does.
+    ///
+    /// # Errors
+    /// Fails if etcd rejects the request.
+    pub async fn revoke_role(&self, user: &str, role: &str) -> Result<()> {
+        let mut auth = self.client.auth_client();
+        auth.user_revoke_role(user, role).await?;
+        Ok(())
+    }
+
+    /// The names of all users.
+    ///
+    /// # Errors
+    /// Fails if etcd does not answer, or denies access.
+    pub async fn users(&self) -> Result<Vec<String>> {
+        retry_transient(is_transient, async |_| {
+            let mut auth = self.client.auth_client();
+            Ok(auth.user_list().await?.users().to_vec())
+        })
+        .await
+    }
 }

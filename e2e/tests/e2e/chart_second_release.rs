@@ -8,10 +8,13 @@ use e2e::{Sandbox, chart, step};
 use crate::fixtures::cluster;
 use crate::scopes;
 
-const CRDS: [&str; 3] = [
+const CRDS: [&str; 6] = [
     "etcdclusters.etcd.database.coreos.com",
     "etcdbackups.etcd.database.coreos.com",
     "etcdrestores.etcd.database.coreos.com",
+    "etcdmirrors.etcd.database.coreos.com",
+    "etcdroles.etcd.database.coreos.com",
+    "etcdusers.etcd.database.coreos.com",
 ];
 
 /// Removes the annotations with which Helm records the release that owns the CRDs. Earlier tests may have set them.

@@ -1,5 +1,5 @@
-//! Restores of exact points from changes on a PersistentVolumeClaim: a dry run, a new cluster, a point that is not
-//! recorded, and in place by path.
+//! Restores of exact points from changes on a PersistentVolumeClaim: a dry run with a crash of the operator, a new
+//! cluster, a point that is not recorded, and in place by path.
 
 mod full {
     use anyhow::{Context, Result, ensure};
@@ -10,6 +10,7 @@ mod full {
 
     use crate::backup_pvc::{BACKUP_PVC, pvc_backup};
     use crate::fixtures::{DURABLE, cluster_with, newest_version};
+    use crate::restore_crash::{SEARCH, crash_at_each};
     use crate::restore_sources::await_equal_restore;
 
     const KEYS: usize = 200;
@@ -89,7 +90,7 @@ mod full {
             format!("{{at: {{revision: {revision}}}, dryRun: {dry_run}}}")
         };
         let manifest = restore(sandbox, "again", &block(true))?;
-        sandbox.apply(&manifest).await?;
+        crash_at_each(sandbox, SEARCH, "again", &manifest).await?;
         let restores = sandbox.objects(Kind::EtcdRestore);
         let found = await_object(&restores, "again", "the point", DEADLINE, |object| {
             field(object, "/status/conditions")

@@ -96,6 +96,9 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdCluster") => Kind::EtcdCluster,
             Some("EtcdBackup") => Kind::EtcdBackup,
             Some("EtcdRestore") => Kind::EtcdRestore,
+            Some("EtcdMirror") => Kind::EtcdMirror,
+            Some("EtcdRole") => Kind::EtcdRole,
+            Some("EtcdUser") => Kind::EtcdUser,
             _ => continue,
         };
         // The example with the scope annotation is skipped, because namespaced operators ignore it. `clusterwide.rs`

@@ -1,5 +1,5 @@
-//! The conditions `Ready`, `Reconciling` and `Stalled` of all three kinds follow the rules of kstatus, on which
-//! `kubectl wait`, Helm, Flux and Argo CD rely.
+//! The conditions `Ready`, `Reconciling` and `Stalled` of EtcdClusters, EtcdBackups and EtcdRestores follow the rules of
+//! kstatus, on which `kubectl wait`, Helm, Flux and Argo CD rely.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

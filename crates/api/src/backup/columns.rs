@@ -10,17 +10,7 @@ impl EtcdBackupSpec {
         if let Some(cluster) = &self.etcd_cluster {
             return Some(cluster.name.clone());
         }
-        let endpoint = self.etcd_endpoints.first()?;
-        let address = endpoint
-            .split_once("://")
-            .map_or(endpoint.as_str(), |(_, rest)| rest);
-        let authority = address.split(['/', '?', '#']).next().unwrap_or(address);
-        let host = authority.rsplit('@').next().unwrap_or(authority);
-        let host = match host.rsplit_once(':') {
-            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-            _ => host,
-        };
-        (!host.is_empty()).then(|| host.to_owned())
+        display::host(self.etcd_endpoints.first()?)
     }
 
     /// The schedule or the interval for the column. `None` for a single backup.

@@ -80,7 +80,10 @@ fn crds_have_expected_names_and_subresources() {
         [
             "etcdclusters.etcd.database.coreos.com",
             "etcdbackups.etcd.database.coreos.com",
-            "etcdrestores.etcd.database.coreos.com"
+            "etcdrestores.etcd.database.coreos.com",
+            "etcdmirrors.etcd.database.coreos.com",
+            "etcdroles.etcd.database.coreos.com",
+            "etcdusers.etcd.database.coreos.com"
         ]
     );
     assert_eq!(found[0]["spec"]["names"]["shortNames"], json!(["etcd"]));

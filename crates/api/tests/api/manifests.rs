@@ -2,7 +2,11 @@
 
 use std::path::Path;
 
-use api::{EtcdBackup, EtcdCluster, EtcdRestore, Problem, backup, cluster, restore};
+use api::access::{validate_role, validate_user};
+use api::{
+    EtcdBackup, EtcdCluster, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser, Problem, backup, cluster,
+    mirror, restore,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -64,6 +68,18 @@ fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
                 restore::validate(&typed),
                 restore::not_in_effect(&typed.spec),
             ))
+        }
+        "EtcdMirror" => {
+            let typed: EtcdMirror = round_trip(object, path);
+            Some((mirror::validate(&typed), Vec::new()))
+        }
+        "EtcdRole" => {
+            let typed: EtcdRole = round_trip(object, path);
+            Some((validate_role(&typed), Vec::new()))
+        }
+        "EtcdUser" => {
+            let typed: EtcdUser = round_trip(object, path);
+            Some((validate_user(&typed), Vec::new()))
         }
         _ => None,
     }

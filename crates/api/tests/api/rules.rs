@@ -12,10 +12,20 @@ use api::cluster::{
 use serde_json::{Value, json};
 
 use crate::files::{objects, yaml_files};
-use crate::schema::{refusals, schema_of};
+use crate::schema::{refusals, refusals_of_change, schema_of};
 
 const ACCEPTED: &str = "e2e/fixtures/cel/accepted";
 const REFUSED: &str = "e2e/fixtures/cel/refused";
+
+/// The kinds that the CRDs define.
+const KINDS: [&str; 6] = [
+    "EtcdCluster",
+    "EtcdBackup",
+    "EtcdRestore",
+    "EtcdMirror",
+    "EtcdRole",
+    "EtcdUser",
+];
 
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap().to_str().unwrap().to_owned()
@@ -78,11 +88,13 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
         .map(|path| expected(path))
         .collect();
     let mut messages = BTreeSet::new();
-    for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
+    for kind in KINDS {
         collect_messages(schema_of(kind), &mut messages);
     }
     let untested: Vec<&String> = messages
         .iter()
+        // The fixtures are new objects, which cannot violate a rule for changes.
+        .filter(|message| !is_rule_for_changes(message))
         .filter(|message| {
             !fragments
                 .iter()
@@ -98,11 +110,51 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
 #[test]
 fn message_of_every_crd_rule_contains_remedy() {
     let mut messages = BTreeSet::new();
-    for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
+    for kind in KINDS {
         collect_messages(schema_of(kind), &mut messages);
     }
     for message in messages {
         assert!(message.contains(": "), "no remedy after a colon: {message}");
+    }
+}
+
+/// True for the message of a rule that compares an object with its previous version.
+fn is_rule_for_changes(message: &str) -> bool {
+    message.contains(" cannot be changed: ")
+}
+
+#[test]
+fn destination_and_prefix_of_mirror_cannot_be_changed() {
+    let mirror = |source: Value, destination: Value| {
+        json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdMirror",
+            "metadata": { "name": "example" },
+            "spec": { "source": source, "destination": destination } })
+    };
+    let endpoint = |url: &str| json!({ "etcdEndpoints": [url] });
+    let with_prefix =
+        |prefix: &str| json!({ "etcdEndpoints": ["http://a:2379"], "prefix": prefix });
+    let to = |name: &str| json!({ "etcdCluster": { "name": name } });
+    let old = mirror(endpoint("http://a:2379"), to("b"));
+    for (new, expected) in [
+        (mirror(endpoint("http://c:2379"), to("b")), None),
+        (mirror(with_prefix(""), to("b")), None),
+        (
+            mirror(with_prefix("/x/"), to("b")),
+            Some("spec.source.prefix cannot be changed"),
+        ),
+        (
+            mirror(endpoint("http://a:2379"), to("c")),
+            Some("spec.destination cannot be changed"),
+        ),
+    ] {
+        assert_eq!(refusals(&new), Vec::<String>::new(), "{new}");
+        let found = refusals_of_change(&old, &new);
+        match expected {
+            None => assert_eq!(found, Vec::<String>::new(), "{new}"),
+            Some(expected) => {
+                assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
+            }
+        }
     }
 }
 

@@ -48,6 +48,16 @@ pub(crate) fn schema_of(kind: &str) -> &'static Value {
         .unwrap_or_else(|| panic!("no definition of {kind}"))
 }
 
+/// The errors with which the rules reject the change of an object.
+pub(crate) fn refusals_of_change(old: &Value, new: &Value) -> Vec<String> {
+    let schema = schema_of(new["kind"].as_str().expect("kind"));
+    let (old, new) = (apply_defaults(schema, old), apply_defaults(schema, new));
+    match Validator::new().validate(schema, &new, Some(&old)) {
+        Ok(()) => Vec::new(),
+        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+    }
+}
+
 /// The errors with which the API server rejects the object. Empty if it accepts the object.
 pub(crate) fn refusals(object: &Value) -> Vec<String> {
     let schema = schema_of(object["kind"].as_str().expect("kind"));

@@ -3,21 +3,17 @@
 
 use std::sync::Arc;
 
-use api::backup::EtcdBackupSpec;
 use api::manifest::ManifestCluster;
 use api::names::{ANNOTATION_RESTORE, Addresses};
 use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
-use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::{Api, Client, ResourceExt};
-use member::Members;
-use member::tls::{self, Purpose};
-use runtime::endpoints::{EndpointRule, clusters_named};
+use kube::{Client, ResourceExt};
+use runtime::endpoints::EndpointRule;
+use runtime::members::{self, MembersError};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Endpoint, EndpointReach, MemberPods, Source};
+use crate::snapshot::{Endpoint, Source};
 
 /// Reads the endpoints from `spec.etcdEndpoints` or from the EtcdCluster.
 pub(super) async fn source(
@@ -28,16 +24,21 @@ pub(super) async fn source(
     let namespace = backup.namespace().unwrap_or_default();
     let Some(reference) = &backup.spec.etcd_cluster else {
         let mut endpoints = Vec::new();
-        for url in completed(&backup.spec.etcd_endpoints, &namespace) {
-            let reach = Box::pin(reach(client, &namespace, &url, rule)).await?;
-            endpoints.push(Endpoint { url, reach });
+        for url in members::completed(&backup.spec.etcd_endpoints, &namespace) {
+            let named = ("spec.etcdEndpoints", url.as_str());
+            let reach = Box::pin(members::reach(client, &namespace, named, rule)).await;
+            endpoints.push(Endpoint {
+                reach: reach.map_err(trouble)?,
+                url,
+            });
         }
         return Ok(Source::Endpoints(endpoints));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = forms_of(client, &cluster, &namespace).await;
+    let forms = members::address_forms(client, &cluster).await;
     let pods = if rule.is_limited() {
-        Some(pods_of(client, &cluster, &forms).await)
+        let pods = members::pods_of(client, &cluster, &forms).await;
+        Some(pods.map_err(trouble))
     } else {
         None
     };
@@ -64,11 +65,11 @@ pub(super) async fn of_agent(
 ) -> Result<(Vec<String>, Option<ManifestCluster>), Trouble> {
     let namespace = backup.namespace().unwrap_or_default();
     let Some(reference) = &backup.spec.etcd_cluster else {
-        let endpoints = completed(&backup.spec.etcd_endpoints, &namespace);
+        let endpoints = members::completed(&backup.spec.etcd_endpoints, &namespace);
         return Ok((endpoints, None));
     };
     let cluster = cluster(client, &namespace, &reference.name).await?;
-    let forms = forms_of(client, &cluster, &namespace).await;
+    let forms = members::address_forms(client, &cluster).await;
     let endpoints = forms.iter().map(Addresses::service_url).collect();
     let recorded = ManifestCluster {
         name: cluster.name_any(),
@@ -76,99 +77,6 @@ pub(super) async fn of_agent(
         spec: cluster.spec,
     };
     Ok((endpoints, Some(recorded)))
-}
-
-/// Returns how the operator may connect to a URL of the spec: directly, only at the addresses of pods, or not at all
-/// (invariant 28).
-async fn reach(
-    client: &Client,
-    namespace: &str,
-    url: &str,
-    rule: &EndpointRule,
-) -> Result<EndpointReach, Trouble> {
-    let Err(why) = rule.check(url) else {
-        return Ok(EndpointReach::Direct);
-    };
-    for name in clusters_named(url, namespace) {
-        if let Some(cluster) = found(client, namespace, &name, "spec.etcdEndpoints").await? {
-            let forms = forms_of(client, &cluster, namespace).await;
-            let scheme = |form| Addresses {
-                client_tls: url.starts_with("https://"),
-                ..form
-            };
-            let form = forms.into_iter().next().map(scheme);
-            let pods = pods_of(client, &cluster, form.as_slice()).await?;
-            return Ok(EndpointReach::Pods(pods));
-        }
-    }
-    Ok(EndpointReach::NotGranted(why))
-}
-
-/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
-async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
-    let name = cluster.name_any();
-    let policy = cluster.spec.tls.as_ref();
-    let tls = runtime::reach::cluster_tls(client, (namespace, &name), policy).await;
-    let mut effective = cluster.clone();
-    tls.complete_spec(&mut effective.spec, (namespace, &name), None);
-    let addresses = Members::of(&effective, namespace, "", None).addresses();
-    // During a TLS switch, a member may accept only http or only https, so the operator tries the URLs of both schemes.
-    let policy = effective.spec.tls;
-    let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
-    let with_tls = with_tls.then(|| Addresses {
-        client_tls: true,
-        ..addresses.clone()
-    });
-    [addresses].into_iter().chain(with_tls).collect()
-}
-
-/// The client URLs of an EtcdCluster's members, at the addresses of their pods. Users cannot change these addresses:
-/// the cluster operator writes the member names, and the kubelet writes the pod addresses. A pod in the host network
-/// is left out, because its address is the address of the node.
-async fn pods_of(
-    client: &Client,
-    cluster: &EtcdCluster,
-    forms: &[Addresses],
-) -> Result<MemberPods, Trouble> {
-    let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
-    let status = cluster.status.as_ref();
-    let cluster_id = status.and_then(|status| status.cluster_id.as_ref()?.parse().ok());
-    let Some(cluster_id) = cluster_id else {
-        return Err(Trouble::new(
-            Reason::EtcdUnreachable,
-            format!(
-                "EtcdCluster {name} has no cluster ID yet: the backup starts when the cluster has formed"
-            ),
-        ));
-    };
-    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
-    let details = status.iter().flat_map(|status| &status.member_details);
-    let reads = join_all(details.map(|member| pods.get_opt(&member.name))).await;
-    let mut urls = Vec::new();
-    for read in reads {
-        let pod = read.map_err(|error| {
-            Trouble::new(
-                Reason::EtcdUnreachable,
-                format!("a pod of EtcdCluster {name} cannot be read: {error}"),
-            )
-        })?;
-        if let Some(pod) = pod {
-            urls.extend(forms.iter().filter_map(|form| url_at(&pod, form)));
-        }
-    }
-    if urls.is_empty() {
-        return Err(Trouble::new(
-            Reason::EtcdUnreachable,
-            format!("no pod of EtcdCluster {name} has an address yet"),
-        ));
-    }
-    Ok(MemberPods { urls, cluster_id })
-}
-
-fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
-    let of_node = pod.spec.as_ref().and_then(|spec| spec.host_network);
-    let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
-    (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
 /// The etcd client with the credentials from the Secrets of the EtcdCluster or the EtcdBackup.
@@ -184,7 +92,9 @@ pub(super) async fn client(
             runtime::reach::of_cluster(&context.client, &cluster).await
         }
         (None, secret) => {
-            let tls = tls_access(&context.client, &namespace, spec).await?;
+            let tls = spec.client_tls_secret();
+            let tls = members::tls_access(&context.client, &namespace, tls).await;
+            let tls = tls.map_err(|why| Trouble::new(Reason::SecretMissing, why))?;
             match secret {
                 None => Ok(tls),
                 Some(secret) => {
@@ -207,44 +117,16 @@ pub(super) async fn client(
     Ok(Arc::new(client.with_max_snapshot(context.max_snapshot)))
 }
 
-/// Reads the client certificate from the Secret in `spec.clientTLSSecret`.
-async fn tls_access(
-    client: &Client,
-    namespace: &str,
-    spec: &EtcdBackupSpec,
-) -> Result<Access, Trouble> {
-    let Some(name) = spec.client_tls_secret() else {
-        return Ok(Access::default());
-    };
-    let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-    let read = runtime::reach::tls_secret(&secrets, Purpose::Client, name).await;
-    read.map(|material| tls::access(&material))
-        .map_err(|fault| Trouble::new(Reason::SecretMissing, fault.message))
-}
-
 async fn cluster(client: &Client, namespace: &str, name: &str) -> Result<EtcdCluster, Trouble> {
-    let field = "spec.etcdCluster.name";
-    found(client, namespace, name, field).await?.ok_or_else(|| {
-        Trouble::new(
-            Reason::ClusterMissing,
-            format!("{field}: there is no EtcdCluster {name} in this namespace: create it or correct the name"),
-        )
-    })
+    let found = members::cluster(client, namespace, name, "spec.etcdCluster.name").await;
+    found.map_err(trouble)
 }
 
-async fn found(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-    field: &str,
-) -> Result<Option<EtcdCluster>, Trouble> {
-    let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
-    clusters.get_opt(name).await.map_err(|error| {
-        Trouble::new(
-            Reason::ClusterMissing,
-            format!("{field}: EtcdCluster {name} cannot be read: {error}"),
-        )
-    })
+fn trouble(error: MembersError) -> Trouble {
+    match error {
+        MembersError::Missing(message) => Trouble::new(Reason::ClusterMissing, message),
+        MembersError::Unreachable(message) => Trouble::new(Reason::EtcdUnreachable, message),
+    }
 }
 
 /// The client URLs of the members in `status.memberDetails`, and of the client Service.
@@ -255,31 +137,6 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
         .flat_map(|status| &status.member_details);
     let members = details.map(|member| addresses.client_url(&member.name));
     members.chain([addresses.service_url()]).collect()
-}
-
-/// The endpoints of a spec with complete host names. A Service name without a namespace, as in manifests for
-/// coreos/etcd-operator, means a Service in the namespace of the EtcdBackup.
-fn completed(given: &[String], namespace: &str) -> Vec<String> {
-    given.iter().map(|url| endpoint(url, namespace)).collect()
-}
-
-fn endpoint(url: &str, namespace: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-    let rest = rest.trim_end_matches('/');
-    let (host, port) = match rest.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, Some(port)),
-        _ => (rest, None),
-    };
-    let bare = !host.is_empty() && !host.contains(['.', ':', '[']) && host != "localhost";
-    let host = if bare {
-        format!("{host}.{namespace}.svc")
-    } else {
-        host.to_owned()
-    };
-    match port {
-        Some(port) => format!("{scheme}://{host}:{port}"),
-        None => format!("{scheme}://{host}"),
-    }
 }
 
 #[cfg(test)]
@@ -294,32 +151,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-
-    #[test]
-    fn bare_service_name_resolves_in_namespace_of_etcdbackup() {
-        let cases = [
-            (
-                "http://example-client:2379",
-                "http://example-client.prod.svc:2379",
-            ),
-            ("example-client:2379", "http://example-client.prod.svc:2379"),
-            (
-                "http://example-client:2379/",
-                "http://example-client.prod.svc:2379",
-            ),
-            ("http://a.other.svc:2379", "http://a.other.svc:2379"),
-            ("http://10.0.0.1:2379", "http://10.0.0.1:2379"),
-            ("http://[fd00::1]:2379", "http://[fd00::1]:2379"),
-            ("[fd00::1]:2379/", "http://[fd00::1]:2379"),
-            ("https://[fd00::1]", "https://[fd00::1]"),
-            ("http://[::1]:2379", "http://[::1]:2379"),
-            ("http://localhost:2379", "http://localhost:2379"),
-            ("http://plain", "http://plain.prod.svc"),
-        ];
-        for (given, expected) in cases {
-            assert_eq!(endpoint(given, "prod"), expected);
-        }
-    }
+    use crate::snapshot::{EndpointReach, MemberPods};
 
     const OWN_ID: ClusterId = ClusterId(0xb);
 

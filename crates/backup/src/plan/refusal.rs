@@ -3,6 +3,7 @@
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
 use kube::ResourceExt;
+use runtime::members;
 use runtime::schedule::Schedule as Cron;
 
 use super::schedule::Schedule;
@@ -52,15 +53,11 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
     problems
 }
 
-/// The problem of a spec that would send a password without TLS to another namespace. A user who may create
-/// EtcdBackups must not gain the password of a Secret. Passwords are therefore sent over TLS with a CA from a Secret,
-/// or to Services and pods of this namespace.
+/// The problem of a spec that would send a password without TLS to another namespace.
 fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     backup.spec.auth_secret.as_ref()?;
     let namespace = backup.namespace().unwrap_or_default();
-    let mut endpoints = backup.spec.etcd_endpoints.iter();
-    let exposed =
-        endpoints.find(|url| !url.starts_with("https://") && !is_in_namespace(url, &namespace))?;
+    let exposed = members::exposed(&backup.spec.etcd_endpoints, &namespace)?;
     Some(Problem::new(
         "spec.authSecret",
         format!(
@@ -69,29 +66,6 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
         "set an https URL in spec.etcdEndpoints, and set spec.clientTLSSecret. Or name a Service of this namespace, \
          such as http://example-client:2379",
     ))
-}
-
-/// True if the URL names a Service of the namespace, or a pod of such a Service. Hosts with other characters than
-/// letters, digits, dots and hyphens are rejected, because clients may parse them differently.
-fn is_in_namespace(url: &str, namespace: &str) -> bool {
-    let address = url.strip_prefix("http://").unwrap_or(url);
-    let address = address.strip_suffix('/').unwrap_or(address);
-    let (host, port) = address.split_once(':').unwrap_or((address, "2379"));
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
-    if !host.bytes().all(is_plain) || !port.bytes().all(|byte| byte.is_ascii_digit()) {
-        return false;
-    }
-    let labels: Vec<&str> = host.split('.').collect();
-    match labels.as_slice() {
-        // A name without dots is a Service in the namespace of the EtcdBackup, because the operator appends this
-        // namespace.
-        [service] => !service.is_empty() && *service != "localhost",
-        [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
-        [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {
-            *of == namespace
-        }
-        _ => false,
-    }
 }
 
 /// Converts the problem of a schedule. `block` is the JSON path of the object with the fields `schedule` and

@@ -191,7 +191,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) setup: Setup,
     /// The EtcdCluster, from which the operator builds objects.
-    object: EtcdCluster,
+    pub(crate) object: EtcdCluster,
     pub(crate) size: usize,
     pub(crate) object_version: u64,
     pub(crate) intent: Option<Intent>,

@@ -1,4 +1,4 @@
-//! Watches all keys of a cluster over a separate connection, for the recorder of changes.
+//! Watches keys of a cluster over a separate connection, for the recorder of changes and for mirrors.
 //!
 //! etcd sends the events of a revision in order. It splits a large batch into fragments, so the events of one revision
 //! can arrive in several batches. If etcd has read a batch before it confirms the watch, it does not split this batch.
@@ -30,6 +30,7 @@ use crate::channel::WATCH;
 use crate::limits::shortened;
 use crate::login::NOT_HEDGED;
 use crate::port::{ClusterId, Error};
+use crate::range::KeyRange;
 
 /// Maximum size of one batch in bytes. An unsplit batch of etcd has up to 1,000 revisions.
 pub const MAX_WATCH_MESSAGE: usize = 40 << 20;
@@ -223,8 +224,22 @@ impl EtcdClient {
     /// Fails if the member does not confirm the watch in time. A compacted `start_revision` is an error of
     /// [`Watch::next`].
     pub async fn watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+        self.watch_range(member, &KeyRange::all(), start_revision)
+            .await
+    }
+
+    /// Like [`EtcdClient::watch`], but only for the keys of a range.
+    ///
+    /// # Errors
+    /// Fails like [`EtcdClient::watch`].
+    pub async fn watch_range(
+        &self,
+        member: &str,
+        range: &KeyRange,
+        start_revision: i64,
+    ) -> Result<Watch, Error> {
         let login = Box::pin(self.logged_in(member, None, self.deadlines.call)).await?;
-        let open = || self.open_watch(member, start_revision);
+        let open = || self.open_watch(member, range, start_revision);
         match Box::pin(self.call_with_login(login, &NOT_HEDGED, open())).await {
             Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
                 let login = match self.session.restore_login() {
@@ -237,14 +252,24 @@ impl EtcdClient {
         }
     }
 
-    async fn open_watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+    async fn open_watch(
+        &self,
+        member: &str,
+        range: &KeyRange,
+        start_revision: i64,
+    ) -> Result<Watch, Error> {
         let deadline: Duration = self.deadlines.call;
-        timeout(deadline, self.request_watch(member, start_revision))
+        timeout(deadline, self.request_watch(member, range, start_revision))
             .await
             .map_err(|_| Error::Timeout(member.to_owned()))?
     }
 
-    async fn request_watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+    async fn request_watch(
+        &self,
+        member: &str,
+        range: &KeyRange,
+        start_revision: i64,
+    ) -> Result<Watch, Error> {
         let read = |error: &etcd_client::Error| of_read(classify(member, error));
         let (url, options) = self.options(member)?;
         let connected = self.session.connect_with_channel(url, options).await;
@@ -255,9 +280,8 @@ impl EtcdClient {
             .map_err(|error| Error::Unreachable(format!("{member}: {error}")))?;
         let (mut requests, sent) = mpsc::channel(4);
         let create = CreateRequest {
-            // The watch covers all keys, because its range starts at the smallest key and has no end.
-            key: Bytes::from_static(&[0]),
-            range_end: Bytes::from_static(&[0]),
+            key: range.start.clone(),
+            range_end: range.end.clone(),
             start_revision,
             progress_notify: true,
             fragment: true,

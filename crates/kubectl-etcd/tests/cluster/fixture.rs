@@ -88,7 +88,7 @@ impl Fixture {
             .create(&PostParams::default(), &namespace)
             .await
             .unwrap();
-        eventually("the three kinds", async || {
+        eventually("the kinds that the plugin reads", async || {
             let clusters: Api<EtcdCluster> = fixture.api();
             let backups: Api<EtcdBackup> = fixture.api();
             let restores: Api<api::EtcdRestore> = fixture.api();

@@ -74,15 +74,34 @@ fn invariant_40_leaving_shard_waits_for_running_reconcile() {
 }
 
 #[test]
-fn acquired_shard_is_reported_once() {
+fn acquired_shard_is_reported_once_to_each_controller() {
     let shards = Shards::divided(8);
-    let mut acquired = shards.acquisitions().unwrap();
-    assert!(shards.acquisitions().is_none());
+    drop(shards.acquisitions());
+    let mut all = [
+        shards.acquisitions().unwrap(),
+        shards.acquisitions().unwrap(),
+    ];
     shards.hold(3);
     shards.hold(3);
     shards.leave(3);
     shards.hold(3);
-    assert_eq!(acquired.try_recv().ok(), Some(3));
-    assert_eq!(acquired.try_recv().ok(), Some(3), "after it was leaving");
+    for acquired in &mut all {
+        assert_eq!(acquired.try_recv().ok(), Some(3));
+        assert_eq!(acquired.try_recv().ok(), Some(3), "after it was leaving");
+        assert!(acquired.try_recv().is_err());
+    }
+}
+
+/// The controllers of users and roles start later than the controller of clusters, because they wait for their CRDs.
+#[test]
+fn held_shard_is_reported_to_later_controller() {
+    let shards = Shards::divided(8);
+    for shard in [2, 3, 4] {
+        shards.hold(shard);
+    }
+    shards.leave(4);
+    let mut acquired = shards.acquisitions().unwrap();
+    let received = [acquired.try_recv().ok(), acquired.try_recv().ok()];
+    assert_eq!(received, [Some(2), Some(3)]);
     assert!(acquired.try_recv().is_err());
 }

@@ -1,8 +1,8 @@
-//! Tests of the columns that `kubectl get` prints for the three kinds, and of their category and short names.
+//! Tests of the columns that `kubectl get` prints for the six kinds, and of their category and short names.
 
 use std::process::Command;
 
-use api::{EtcdBackup, EtcdRestore};
+use api::{EtcdBackup, EtcdMirror, EtcdRestore, EtcdRole, EtcdUser};
 use serde_json::Value;
 
 use super::*;
@@ -80,6 +80,9 @@ async fn kubectl_shows_schedule_size_and_progress() {
         ApiResource::erase::<EtcdCluster>(&()),
         ApiResource::erase::<EtcdBackup>(&()),
         ApiResource::erase::<EtcdRestore>(&()),
+        ApiResource::erase::<EtcdMirror>(&()),
+        ApiResource::erase::<EtcdRole>(&()),
+        ApiResource::erase::<EtcdUser>(&()),
     ] {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kind);
         eventually("the API of the kind is served", async || {
@@ -90,6 +93,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
     create_objects(&client).await;
     shows_backups(&server);
     shows_restores(&server);
+    shows_mirrors(&server);
+    shows_users(&server);
 
     let all = kubectl(&server, &["get", "etcds", "--no-headers", "-o", "name"]);
     let group = "etcd.database.coreos.com";
@@ -101,7 +106,10 @@ async fn kubectl_shows_schedule_size_and_progress() {
             format!("etcdbackup.{group}/nightly"),
             format!("etcdbackup.{group}/old"),
             format!("etcdcluster.{group}/main"),
+            format!("etcdmirror.{group}/copy"),
             format!("etcdrestore.{group}/again"),
+            format!("etcdrole.{group}/reader"),
+            format!("etcduser.{group}/app"),
         ]
     );
     let cluster = kubectl(&server, &["get", "etcd"]);
@@ -113,7 +121,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
     );
 }
 
-/// Creates an EtcdCluster, two EtcdBackups and an EtcdRestore, each with a status.
+/// Creates an EtcdCluster, two EtcdBackups, an EtcdRestore, an EtcdMirror, an EtcdRole and an EtcdUser, each with a
+/// status.
 async fn create_objects(client: &Client) {
     let cluster = json!({ "state": "Ready", "healthyMembers": 3, "currentVersion": "3.7.3", "controlPaused": false,
         "conditions": [condition("Ready", "True", "Ready")] });
@@ -132,6 +141,21 @@ async fn create_objects(client: &Client) {
         "progress": { "bytes": 45, "totalBytes": 100, "text": "45%" },
         "conditions": [condition("Ready", "False", "InProgress")] });
     create::<EtcdRestore>(client, "again", spec, Some(restore)).await;
+    let spec = json!({ "source": { "etcdEndpoints": ["https://etcd.example.com:2379"] },
+        "destination": { "etcdCluster": { "name": "main" } } });
+    let mirror = json!({ "source": "etcd.example.com", "sourceRevision": 70,
+        "lag": { "revisions": 12, "seconds": 3, "text": "12 revisions, 3s" },
+        "conditions": [condition("Ready", "True", "UpToDate")] });
+    create::<EtcdMirror>(client, "copy", spec, Some(mirror)).await;
+    let owned = |name: &str| {
+        json!({ "owned": { "name": name, "cluster": "main", "clusterUID": "u", "clusterID": "aa", "created": true },
+            "conditions": [condition("Ready", "True", "AsDesired")] })
+    };
+    let spec = json!({ "etcdCluster": { "name": "main" }, "roleName": "read-all",
+        "permissions": [{ "access": "Read", "prefix": "" }] });
+    create::<EtcdRole>(client, "reader", spec, Some(owned("read-all"))).await;
+    let spec = json!({ "etcdCluster": { "name": "main" }, "roles": ["reader"], "clientCertificate": true });
+    create::<EtcdUser>(client, "app", spec, Some(owned("app"))).await;
 }
 
 fn shows_backups(server: &ApiServer) {
@@ -198,4 +222,51 @@ fn shows_restores(server: &ApiServer) {
         "InProgress",
     ];
     assert_eq!(row[..7], expected, "{restores}");
+}
+
+fn shows_mirrors(server: &ApiServer) {
+    let mirrors = kubectl(server, &["get", "etcdm"]);
+    let mut lines = mirrors.lines();
+    let header = [
+        "NAME",
+        "SOURCE",
+        "DESTINATION",
+        "STATE",
+        "REVISION",
+        "LAG",
+        "AGE",
+    ];
+    assert_eq!(cells(lines.next().unwrap()), header, "{mirrors}");
+    let row = cells(lines.next().unwrap());
+    let expected = [
+        "copy",
+        "etcd.example.com",
+        "main",
+        "UpToDate",
+        "70",
+        "12 revisions, 3s",
+    ];
+    assert_eq!(row[..6], expected, "{mirrors}");
+}
+
+fn shows_users(server: &ApiServer) {
+    let kinds: [(&str, &[&str], &[&str]); 2] = [
+        (
+            "etcdroles",
+            &["NAME", "CLUSTER", "ROLE", "READY", "STATE", "AGE"],
+            &["reader", "main", "read-all", "True", "AsDesired"],
+        ),
+        (
+            "etcdusers",
+            &["NAME", "CLUSTER", "USER", "ROLES", "READY", "STATE", "AGE"],
+            &["app", "main", "app", "[\"reader\"]", "True", "AsDesired"],
+        ),
+    ];
+    for (kind, header, expected) in kinds {
+        let shown = kubectl(server, &["get", kind]);
+        let mut lines = shown.lines();
+        assert_eq!(cells(lines.next().unwrap()), header, "{shown}");
+        let row = cells(lines.next().unwrap());
+        assert_eq!(&row[..expected.len()], expected, "{shown}");
+    }
 }

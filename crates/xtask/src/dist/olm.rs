@@ -46,11 +46,13 @@ pub(super) const RENDERING: Manifest = Manifest {
 const PACKAGE: &str = "etcd-operator";
 /// The annotation of the ClusterServiceVersion with the examples for consoles.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// The examples, one for each kind.
-const EXAMPLES: [&str; 3] = [
+/// The examples, with at least one object of each kind.
+const EXAMPLES: [&str; 5] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",
     "example-etcd-restore.yaml",
+    "example-etcd-mirror.yaml",
+    "example-etcd-user.yaml",
 ];
 const ICON: &str = include_str!("icon.svg");
 /// Labels of Helm, which are removed because OLM manages the objects of the bundle.

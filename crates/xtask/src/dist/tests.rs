@@ -9,6 +9,15 @@ use super::*;
 
 mod plugin;
 
+/// The kinds of the CRDs, in the order of their file names.
+const KINDS: [&str; 6] = [
+    "EtcdBackup",
+    "EtcdCluster",
+    "EtcdMirror",
+    "EtcdRestore",
+    "EtcdRole",
+    "EtcdUser",
+];
 const NAMESPACED_SELECTOR: &str =
     "matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [etcd]}]";
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -196,7 +205,7 @@ fn crd_file_contains_all_kinds() {
         .map(|document| <Value as serde::Deserialize>::deserialize(document).unwrap())
         .filter_map(|object| object["spec"]["names"]["kind"].as_str().map(str::to_owned))
         .collect();
-    assert_eq!(names, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    assert_eq!(names, KINDS);
 }
 
 /// The files of the bundle for OLM.
@@ -311,7 +320,7 @@ fn bundle_has_every_kind_with_description_and_example() {
     let owned = owned.as_sequence().unwrap();
     let text = |node: &Value| node.as_str().unwrap_or_default().to_owned();
     let kinds: Vec<String> = owned.iter().map(|it| text(&it["kind"])).collect();
-    assert_eq!(kinds, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    assert_eq!(kinds, KINDS);
     assert!(
         owned
             .iter()

@@ -29,7 +29,7 @@ pub(crate) const SCHEDULE: &str = "sessions-backup";
 const SERVER_SECRET: &str = "billing-server";
 const BUCKET: &str = "drill-backups";
 /// The kinds of custom resources, in the order in which they are deleted.
-const KINDS: &str = "etcdrestores,etcdbackups,etcdclusters";
+const KINDS: &str = "etcdusers,etcdroles,etcdmirrors,etcdrestores,etcdbackups,etcdclusters";
 /// Time limit until the operators have removed the finalizers of the custom resources.
 const OBJECTS_TIMEOUT: &str = "--timeout=60s";
 /// Time limit for the deletion of the namespace.

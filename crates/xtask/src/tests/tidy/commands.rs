@@ -17,6 +17,7 @@ use crate::Cli;
 /// Flags of other programs in the documents: kubectl, Helm, Docker, skopeo, cargo, etcd, etcdctl, etcdutl, and the
 /// benchmarks.
 const OTHER_FLAGS: &[&str] = &[
+    "cascade",
     "delete-all",
     "snapshot-count",
     "force",

@@ -215,6 +215,9 @@ fn conformance_page_lists_every_api_field() {
         ("EtcdCluster", "etcdclusters"),
         ("EtcdBackup", "etcdbackups"),
         ("EtcdRestore", "etcdrestores"),
+        ("EtcdMirror", "etcdmirrors"),
+        ("EtcdRole", "etcdroles"),
+        ("EtcdUser", "etcdusers"),
     ] {
         let path = root()
             .join("charts/etcd-operator/crds-generated")

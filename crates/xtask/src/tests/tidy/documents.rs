@@ -158,10 +158,11 @@ fn rules_use_documented_metrics() {
 }
 
 /// The source files that define the flags of the operators.
-const FLAG_SOURCES: [&str; 4] = [
+const FLAG_SOURCES: [&str; 5] = [
     "runtime/src/cli.rs",
     "cluster/src/command.rs",
     "backup/src/app.rs",
+    "mirror/src/app.rs",
     "restore/src/command.rs",
 ];
 
@@ -269,11 +270,14 @@ fn reasons_of_problems_are_documented() {
     let cluster = root().join("crates/cluster/src/reason.rs");
     let cluster = fs::read_to_string(cluster).unwrap();
     let (backup, restore) = (sources_of("backup/src"), sources_of("restore/src"));
+    let (mirror, access) = (sources_of("mirror/src"), sources_of("access/src"));
     for (mut reasons, document) in [
         (listed(&cluster, "PROBLEMS"), "troubleshooting.md"),
         (listed(&cluster, "TLS_FAULTS"), "tls.md"),
         (words_after(&backup, "Reason::"), "backup.md"),
         (words_after(&restore, "Reason::"), "restore.md"),
+        (words_after(&mirror, "Reason::"), "mirror.md"),
+        (words_after(&access, "Reason::"), "users.md"),
     ] {
         let documentation = fs::read_to_string(root().join("docs").join(document)).unwrap();
         reasons.retain(|reason| !NO_PROBLEM.contains(reason));

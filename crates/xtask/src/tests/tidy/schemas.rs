@@ -10,7 +10,14 @@ use serde_json::{Map, Value};
 use super::root;
 
 /// The kinds that the CRDs of this project define.
-pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"];
+pub(super) const KINDS: [&str; 6] = [
+    "EtcdCluster",
+    "EtcdBackup",
+    "EtcdRestore",
+    "EtcdMirror",
+    "EtcdRole",
+    "EtcdUser",
+];
 
 /// The key of the chart's schema in [`SCHEMAS`].
 const VALUES: &str = "values";

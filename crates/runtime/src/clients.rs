@@ -11,16 +11,17 @@ use etcd::{Access, Deadlines, Etcd, EtcdClient};
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The etcd clients, one for each cluster.
-pub struct Clients {
-    plain: Arc<dyn Etcd>,
+pub struct Clients<C: ?Sized = dyn Etcd> {
+    plain: Arc<C>,
+    create: fn(EtcdClient) -> Arc<C>,
     deadlines: Deadlines,
     /// The clients by the UID of the EtcdCluster and the token of the etcd cluster.
-    kept: Mutex<HashMap<(String, Option<String>), Kept>>,
+    kept: Mutex<HashMap<(String, Option<String>), Kept<C>>>,
 }
 
-struct Kept {
+struct Kept<C: ?Sized> {
     access: Access,
-    client: Arc<dyn Etcd>,
+    client: Arc<C>,
     asked: Instant,
 }
 
@@ -29,17 +30,33 @@ impl Clients {
     pub fn new(plain: Arc<dyn Etcd>, deadlines: Deadlines) -> Self {
         Self {
             plain,
+            create: |client| Arc::new(client),
             deadlines,
             kept: Mutex::default(),
         }
     }
+}
 
+impl Clients<EtcdClient> {
+    /// Like [`Clients::new`], for callers that also change users and roles.
+    pub fn with_users(deadlines: Deadlines) -> Self {
+        let plain = EtcdClient::with_deadlines(Access::default(), deadlines);
+        Self {
+            plain: Arc::new(plain),
+            create: Arc::new,
+            deadlines,
+            kept: Mutex::default(),
+        }
+    }
+}
+
+impl<C: ?Sized> Clients<C> {
     /// The client for the cluster with this UID, token and access.
     ///
     /// Each cluster token has its own client and login, because a restore in place or a recovery creates an etcd
     /// cluster with a new Raft log. For a call with the old login token, the new cluster would wait until its log is as
     /// long as the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
-    pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
+    pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<C> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
         }
@@ -52,8 +69,8 @@ impl Clients {
             one.asked = now;
             return Arc::clone(&one.client);
         }
-        let client: Arc<dyn Etcd> =
-            Arc::new(EtcdClient::with_deadlines(access.clone(), self.deadlines));
+        let client = EtcdClient::with_deadlines(access.clone(), self.deadlines);
+        let client = (self.create)(client);
         let one = Kept {
             access: access.clone(),
             client: Arc::clone(&client),

@@ -1,0 +1,151 @@
+//! Tests of the deletion: the operator deletes only what it has created, and the finalizer does not block the deletion
+//! permanently.
+
+use super::*;
+use crate::snapshot::Rival;
+
+fn deleted(mut role: EtcdRole) -> EtcdRole {
+    role.metadata.deletion_timestamp = Some(Time(at(NOW)));
+    role
+}
+
+const RELEASED: [Step; 1] = [Step::SetFinalizer(false)];
+
+#[test]
+fn invariant_43_only_own_role_is_deleted() {
+    let foreign = vec![permission("/other", "", KeyAccess::Read)];
+    for (owns, found, deletes) in [
+        (Owns::Confirmed, Some(foreign.clone()), true),
+        (Owns::Confirmed, None, false),
+        (Owns::Recorded, Some(vec![wanted()]), true),
+        (Owns::Recorded, Some(foreign.clone()), false),
+        (Owns::Nothing, Some(foreign.clone()), false),
+        (Owns::Former, Some(foreign), false),
+    ] {
+        let role = deleted(role(&json!({}), owns));
+        let plan = plan_role(&role, &role_seen(found));
+        let delete = deletes.then_some(Step::Call(Call::DeleteRole));
+        let expected: Vec<Step> = delete.into_iter().chain(RELEASED).collect();
+        assert_eq!(plan.steps, expected, "{owns:?}");
+    }
+}
+
+#[test]
+fn finalizer_is_removed_if_cluster_no_longer_exists() {
+    let clusters = [
+        Cluster::Missing,
+        with_cluster(|facts| facts.is_deleting = true),
+        // The EtcdCluster was created again without its data.
+        with_cluster(|facts| {
+            facts.uid = "new-uid".to_owned();
+            facts.cluster_id = Some("bb".to_owned());
+            facts.etcd = Err(unreachable());
+        }),
+    ];
+    for cluster in clusters {
+        let mut seen = role_seen(Some(vec![wanted()]));
+        seen.cluster = cluster;
+        seen.found = Err(unreachable());
+        let role = deleted(role(&json!({}), Owns::Confirmed));
+        assert_eq!(plan_role(&role, &seen).steps, RELEASED);
+    }
+}
+
+/// Invariant 1: without an answer, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the wait.
+#[test]
+fn deletion_waits_for_answer_unless_role_is_retained() {
+    let clusters = [
+        Cluster::Unknown("the API server does not answer".to_owned()),
+        with_cluster(|facts| facts.etcd = Err(unreachable())),
+        // The EtcdCluster was created again, and may have the volumes with the role.
+        with_cluster(|facts| {
+            facts.uid = "new-uid".to_owned();
+            facts.cluster_id = None;
+            facts.etcd = Err(unreachable());
+        }),
+        with_cluster(|facts| facts.is_paused = true),
+        with_cluster(|facts| facts.is_hibernated = true),
+        with_cluster(|facts| facts.is_restoring = true),
+        Cluster::Present(facts()),
+    ];
+    for cluster in clusters {
+        let mut seen = role_seen(None);
+        seen.cluster = cluster;
+        seen.found = Err(unreachable());
+        let waiting = deleted(role(&json!({}), Owns::Confirmed));
+        let plan = plan_role(&waiting, &seen);
+        assert_eq!(plan.steps, []);
+        assert!(plan.state.message.contains("Retain"), "{plan:?}");
+        let spec = json!({ "deletionPolicy": "Retain" });
+        let retained = deleted(role(&spec, Owns::Confirmed));
+        assert_eq!(plan_role(&retained, &seen).steps, RELEASED);
+    }
+}
+
+#[test]
+fn role_that_another_object_has_recorded_stays() {
+    let mut seen = role_seen(Some(vec![wanted()]));
+    let role = deleted(role(&json!({}), Owns::Confirmed));
+    for (owns, released) in [(true, true), (false, false)] {
+        seen.rivals = vec![Rival {
+            name: "other".to_owned(),
+            created: Some(at(1)),
+            owns,
+        }];
+        assert_eq!(plan_role(&role, &seen).steps == RELEASED, released);
+    }
+}
+
+/// Invariant 43: the Secret in spec.auth may name a user that an EtcdUser has created before.
+#[test]
+fn invariant_43_user_of_operators_is_not_deleted() {
+    let mut user = user(&with_password(), Owns::Confirmed);
+    user.metadata.deletion_timestamp = Some(Time(at(NOW)));
+    let mut seen = user_seen(Some(&["reader"]));
+    for (operator_user, released) in [("root", false), ("app", true)] {
+        seen.cluster = with_cluster(|facts| {
+            facts.etcd = Ok(EtcdFacts {
+                is_auth_enabled: true,
+                operator_user: Some(operator_user.to_owned()),
+            });
+        });
+        let plan = planned_user(&user, &seen);
+        assert_eq!(plan.steps == RELEASED, released, "{plan:?}");
+    }
+    // A role or a user with a reserved name is not deleted, whatever the status contains.
+    let mut role = deleted(role(&json!({}), Owns::Confirmed));
+    let mut status = role.status.take().unwrap_or_default();
+    status.owned = Owns::Confirmed.record("root");
+    role.status = Some(status);
+    let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
+    assert_eq!(plan.steps, RELEASED);
+}
+
+#[test]
+fn deletion_waits_while_policy_is_unknown() {
+    let spec = json!({ "deletionPolicy": "Keep" });
+    let role = deleted(role(&spec, Owns::Confirmed));
+    let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
+    assert_eq!(plan.state.reason, Reason::InvalidSpec);
+    assert_eq!(plan.steps, []);
+}
+
+#[test]
+fn deletion_uses_recorded_name() {
+    let mut user = user(
+        &extended(with_password(), &json!({ "userName": "renamed" })),
+        Owns::Confirmed,
+    );
+    user.metadata.deletion_timestamp = Some(Time(at(NOW)));
+    let plan = planned_user(&user, &user_seen(Some(&["reader"])));
+    assert_eq!(calls(&plan), [Call::DeleteUser]);
+    assert_eq!(crate::object::AccessObject::entry(&user), "app");
+}
+
+#[test]
+fn object_without_finalizer_of_operator_is_left_alone() {
+    let mut role = deleted(role(&json!({}), Owns::Confirmed));
+    role.metadata.finalizers = Some(vec!["example.com/other".to_owned()]);
+    let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
+    assert_eq!(plan.steps, []);
+}
