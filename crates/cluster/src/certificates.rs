@@ -349,6 +349,22 @@ mod tests {
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
         // A pod without annotations about its CAs is not outdated, because its CAs are unknown.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
+        assert_eq!(with(&[&old, &new], None).outdated("db-a"), None);
+    }
+
+    #[test]
+    fn invariant_20_change_of_issued_authority_restarts_member_with_unknown_authorities() {
+        let (old, new) = (made(), made());
+        let object = EtcdCluster::new("db", serde_json::from_str("{}").unwrap());
+        let members = member::Members::of(&object, "prod", "", None);
+        let outdated = |authorities: &[&Made]| {
+            let mut seen = with(authorities, None);
+            let tls = api::cluster::CertManagerTls::default();
+            seen.issued = Some(Issuance::of(&members, &tls, Ok(&[]), &[]));
+            seen.outdated("db-a").is_some()
+        };
+        assert!(!outdated(&[&old]));
+        assert!(outdated(&[&old, &new]));
     }
 
     #[test]

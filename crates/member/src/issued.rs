@@ -22,7 +22,6 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use serde_json::Value;
 
 use crate::Members;
 use crate::compare::contains;
@@ -356,7 +355,7 @@ fn condition(object: &DynamicObject, kind: &str) -> Option<(bool, String)> {
     Some((found["status"] == "True", text))
 }
 
-/// True if the Certificate is ready and is not being renewed. During a renewal, the previous certificate is still ready.
+/// True if the Certificate is ready and is not being renewed. The previous certificate is ready during a renewal.
 fn is_ready(certificate: &DynamicObject) -> bool {
     let is_true = |kind| condition(certificate, kind).is_some_and(|(is_true, _)| is_true);
     is_true("Ready") && !is_true("Issuing")
@@ -377,24 +376,13 @@ fn written(
     {
         return Written::Others;
     }
-    // An additional field could add a name or a usage, so the whole spec must be equal, except for defaults.
-    let spec = |object: &DynamicObject| object.data.get("spec").cloned();
-    let is_same = spec(there).zip(spec(made)).is_some_and(|(there, made)| {
-        let lists = [
-            "dnsNames",
-            "ipAddresses",
-            "usages",
-            "uris",
-            "emailAddresses",
-        ];
-        lists.iter().all(|key| there.get(key) == made.get(key))
-            && there["isCA"] != Value::Bool(true)
-    });
+    // Fields that the operator does not set are ignored: server-side apply cannot remove fields of another manager, so
+    // the operator would apply the Certificate without end.
     let without_types = |object: &DynamicObject| DynamicObject {
         types: None,
         ..object.clone()
     };
-    if is_same && contains(&without_types(there), &without_types(made)) {
+    if contains(&without_types(there), &without_types(made)) {
         Written::AsMade
     } else {
         Written::Drifted

@@ -110,9 +110,13 @@ impl Builder<'_> {
         issued(IssuedWrite::Apply(Box::new(made)))
     }
 
-    /// Publishes the certificates that cert-manager has issued. `started` contains the CAs with which the running
-    /// members were started.
-    pub(crate) fn publish(&self, issuance: &Issuance, started: &[&Authorities]) -> Vec<Action> {
+    /// Publishes the certificates that cert-manager has issued. `started` contains the CAs with which each running
+    /// member was started, or `None` if they are unknown.
+    pub(crate) fn publish(
+        &self,
+        issuance: &Issuance,
+        started: &[Option<&Authorities>],
+    ) -> Vec<Action> {
         let all = issuance.publications(&self.members(), started, self.now);
         let all = all.into_iter().map(Box::new);
         all.map(|one| issued(IssuedWrite::Publish(one))).collect()

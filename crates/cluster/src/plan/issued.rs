@@ -10,7 +10,7 @@ use member::tls::{Authorities, FaultKind};
 use crate::plan::Draft;
 use crate::plan::actions::{self, Builder};
 use crate::reason::Reason;
-use crate::switch::Maker;
+use crate::switch::{Maker, TlsMode};
 
 /// Requeue delay while cert-manager issues a certificate. The operator does not watch Certificates.
 const ISSUING: Duration = Duration::from_secs(3);
@@ -46,19 +46,27 @@ pub(super) fn publish(build: Builder<'_>) -> Draft<'_> {
     let Some(issuance) = &certificates.issued else {
         return draft;
     };
-    let modes = build.observed.tls_rollout.iter();
-    let modes = modes.flat_map(|rollout| &rollout.modes);
-    let users = modes.filter(|(_, mode)| mode.maker == Some(Maker::CertManager));
-    let noted = users.filter_map(|(member, _)| certificates.pods.get(member));
-    let started: Vec<&Authorities> = noted.filter_map(|it| it.authorities.as_ref()).collect();
+    let mut started: Vec<Option<&Authorities>> = Vec::new();
+    if let Some(rollout) = &build.observed.tls_rollout {
+        let at = TlsMode::of(rollout.at.as_ref());
+        let mut modes = rollout.modes.values().chain([&at]);
+        // Members with static certificates also count while the cluster changes from or to cert-manager.
+        if modes.any(|mode| mode.maker == Some(Maker::CertManager)) {
+            let members = rollout.modes.iter();
+            let users = members
+                .filter(|(_, mode)| matches!(mode.maker, Some(Maker::CertManager | Maker::Others)));
+            let noted = users.map(|(member, _)| certificates.pods.get(member));
+            started.extend(noted.map(|noted| noted?.authorities.as_ref()));
+        }
+    }
     for action in build.publish(issuance, &started) {
         draft.add(action);
     }
     draft
 }
 
-/// Reports the problem of a certificate. The problem of an unpublished certificate of members or operators is a fault of
-/// its Secret, which other phases report.
+/// Reports the problem of a certificate. The problem of an unpublished certificate of members or operators is a fault
+/// of its Secret, which other phases report.
 fn report(pair: &Pair, draft: &mut Draft) {
     let Some((code, text)) = &pair.problem else {
         return;

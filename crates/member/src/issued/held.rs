@@ -1,6 +1,6 @@
 //! A Secret with an issued certificate, without its private key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::names;
 use jiff::Timestamp;
@@ -23,8 +23,6 @@ const END: &str = "-----END CERTIFICATE-----";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) fingerprint: String,
-    /// Distinguished name of the issuer, in DER.
-    pub(super) issuer: Vec<u8>,
     pub(super) not_after: Timestamp,
 }
 
@@ -49,7 +47,9 @@ pub struct Held {
     pub(super) leaf: Option<Leaf>,
     /// The CAs in the trust bundle, by their identity. Of two certificates of one CA, the one that expires later.
     pub(super) trusts: BTreeMap<String, Anchor>,
-    /// The time at which the operator has last written the Secret.
+    /// The CAs that cert-manager returned with the published certificate, by their identity.
+    pub(super) issued_by: BTreeSet<String>,
+    /// The time at which the operator has last changed the trust bundle or the CA of the certificate.
     pub(super) published: Option<Timestamp>,
 }
 
@@ -65,8 +65,9 @@ impl Held {
                 .get(key)
                 .map(|value| value.0.as_slice())
         };
-        let noted = metadata.annotations.as_ref();
-        let noted = noted.and_then(|all| all.get(names::ANNOTATION_PUBLISHED));
+        let noted = |key: &str| metadata.annotations.as_ref()?.get(key);
+        let issued_by = noted(names::ANNOTATION_AUTHORITIES);
+        let issued_by = issued_by.map(|text| text.split('+').map(str::to_owned).collect());
         let trusts = value(KEYS[2]).map(anchors).unwrap_or_default();
         let (owned, marked) = ownership(metadata, cluster, owners);
         Self {
@@ -75,13 +76,19 @@ impl Held {
             marked,
             leaf: value(KEYS[0]).zip(value(KEYS[1])).and_then(leaf),
             trusts,
-            published: noted.and_then(|text| text.parse().ok()),
+            issued_by: issued_by.unwrap_or_default(),
+            published: noted(names::ANNOTATION_PUBLISHED).and_then(|text| text.parse().ok()),
         }
     }
 
     /// True if the Secret has a certificate, its private key, and a CA.
     pub(super) fn is_usable(&self) -> bool {
         self.leaf.is_some() && !self.trusts.is_empty()
+    }
+
+    /// True if the published certificate has the same CAs as the certificate in this Secret of cert-manager.
+    pub(super) fn is_issued_like(&self, source: &Self) -> bool {
+        self.issued_by.iter().eq(source.trusts.keys())
     }
 }
 
@@ -104,7 +111,6 @@ fn leaf((certificate, key): (&[u8], &[u8])) -> Option<Leaf> {
     let first = certificates(certificate).ok()?.into_iter().next()?;
     Some(Leaf {
         fingerprint: first.fingerprint,
-        issuer: first.issuer,
         not_after: first.not_after,
     })
 }

@@ -27,8 +27,6 @@ use crate::tls::Authorities;
 
 /// Time for the kubelets and for clients to read a trust bundle, before a certificate of its new CA is published.
 pub(super) const SPREAD: Duration = Duration::from_mins(2);
-/// Clients have at least this time to load certificates of the new CA.
-const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
 /// A write of a published Secret.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,18 +74,19 @@ impl fmt::Display for Publication {
 /// The certificates of one scope: between members, or with clients.
 struct Scope<'a> {
     pairs: Vec<&'a Pair>,
-    /// The CAs with which each running member was started. Empty if they are unknown.
-    started: Vec<&'a BTreeSet<String>>,
+    /// The CAs with which each running member was started. `None` if they are unknown.
+    started: Vec<Option<&'a BTreeSet<String>>>,
     validity: Duration,
     now: Timestamp,
 }
 
 impl Issuance {
-    /// The Secrets to write now. `started` contains the CAs with which the running members were started.
+    /// The Secrets to write now. `started` contains the CAs with which each running member was started, or `None` if
+    /// they are unknown.
     pub fn publications(
         &self,
         members: &Members<'_>,
-        started: &[&Authorities],
+        started: &[Option<&Authorities>],
         now: Timestamp,
     ) -> Vec<Publication> {
         let of_peers = |pair: &&Pair| pair.of == IssuedCertificate::Peer;
@@ -99,8 +98,17 @@ impl Issuance {
             now,
         };
         let scopes = [
-            scope(peers, started.iter().map(|one| &one.peer).collect()),
-            scope(clients, started.iter().map(|one| &one.server).collect()),
+            scope(
+                peers,
+                started.iter().map(|one| one.map(|all| &all.peer)).collect(),
+            ),
+            scope(
+                clients,
+                started
+                    .iter()
+                    .map(|one| one.map(|all| &all.server))
+                    .collect(),
+            ),
         ];
         let scopes = scopes.iter();
         scopes
@@ -150,7 +158,7 @@ impl<'a> Scope<'a> {
     /// True if no member and no client needs the former CAs: all certificates of the current CAs are published, and
     /// clients had time to load them.
     fn retires(&self) -> bool {
-        let grace = (self.validity / 3).max(SHORTEST_GRACE);
+        let grace = (self.validity / 3).max(SPREAD);
         let current = |pair: &&Pair| {
             let published = pair.target.as_ref().and_then(|target| target.leaf.as_ref());
             let issued = pair.source.as_ref().and_then(|source| source.leaf.as_ref());
@@ -159,7 +167,7 @@ impl<'a> Scope<'a> {
         self.pairs.iter().all(current) && self.is_published_for(grace)
     }
 
-    /// True if no Secret of this scope was written within this time.
+    /// True if no trust bundle and no CA of a certificate in this scope has changed within this time.
     fn is_published_for(&self, time: Duration) -> bool {
         let last = self.targets().filter_map(|target| target.published).max();
         let until = last.map(|at| at.checked_add(time).unwrap_or(Timestamp::MAX));
@@ -168,9 +176,16 @@ impl<'a> Scope<'a> {
 
     /// True if every running member accepts certificates of the CAs in this Secret.
     fn is_trusted(&self, source: &Held) -> bool {
-        let trusts = |all: &&BTreeSet<String>| {
-            let mut wanted = source.trusts.keys();
-            all.is_empty() || wanted.all(|identity| all.contains(identity))
+        let mut published = self.targets().flat_map(|target| target.trusts.keys());
+        let is_only = published.all(|identity| source.trusts.contains_key(identity));
+        let trusts = |started: &Option<&BTreeSet<String>>| match started {
+            // A member without TLS in this scope has no CAs.
+            Some(all) => {
+                all.is_empty() || source.trusts.keys().all(|identity| all.contains(identity))
+            }
+            // The member was started with a published trust bundle. While other CAs are published, the operator
+            // restarts the member, which makes its CAs known.
+            None => is_only,
         };
         self.started.iter().all(trusts)
     }
@@ -180,15 +195,16 @@ impl<'a> Scope<'a> {
         let Some(issued) = source.leaf.as_ref().filter(|_| source.is_usable()) else {
             return false;
         };
-        let Some(published) = target.map(|target| target.leaf.as_ref()) else {
+        let Some(target) = target else {
             return self.is_trusted(source);
         };
         // A damaged or expired certificate is replaced at once, because no member accepts it.
+        let published = target.leaf.as_ref();
         let Some(published) = published.filter(|one| one.not_after > self.now) else {
             return true;
         };
-        let renewed = published.issuer == issued.issuer || self.is_published_for(SPREAD);
-        published.fingerprint != issued.fingerprint && renewed && self.is_trusted(source)
+        let is_due = target.is_issued_like(source) || self.is_published_for(SPREAD);
+        published.fingerprint != issued.fingerprint && is_due && self.is_trusted(source)
     }
 
     fn publication(
@@ -203,24 +219,46 @@ impl<'a> Scope<'a> {
         }
         let source = pair.source.as_ref();
         let takes = source.filter(|source| self.takes(source, target));
-        let prints = |anchor: &Anchor| anchor.fingerprint.clone();
-        let same = target.is_some_and(|target| {
-            let held: BTreeSet<String> = target.trusts.values().map(prints).collect();
-            let wanted: BTreeSet<String> = bundle.values().map(|one| prints(one)).collect();
-            target.marked && held == wanted
+        let wanted: BTreeSet<&str> = bundle
+            .values()
+            .map(|one| one.fingerprint.as_str())
+            .collect();
+        let with_bundle = target.filter(|target| {
+            let held = target.trusts.values();
+            let held: BTreeSet<&str> = held.map(|one| one.fingerprint.as_str()).collect();
+            held == wanted
         });
-        if takes.is_none() && (same || bundle.is_empty()) {
+        let is_same = with_bundle.is_some_and(|target| target.marked);
+        if takes.is_none() && (is_same || bundle.is_empty()) {
             return None;
         }
         let name = pair.of.secret(members.cluster);
-        let (from, held) = match takes {
-            Some(source) => (pair.of.certificate(members.cluster), source),
-            None => (name.clone(), target?),
+        let (from, held, issued_by): (_, _, Vec<String>) = match (takes, target) {
+            (Some(source), _) => (
+                pair.of.certificate(members.cluster),
+                source,
+                source.trusts.keys().cloned().collect(),
+            ),
+            (None, Some(target)) => (
+                name.clone(),
+                target,
+                target.issued_by.iter().cloned().collect(),
+            ),
+            (None, None) => return None,
         };
+        // A renewal by the same CAs keeps the time, so that renewals do not delay the steps of a change of the CA.
+        let kept = with_bundle.filter(|it| takes.is_none_or(|source| it.is_issued_like(source)));
+        let published = kept.and_then(|target| target.published);
         let bundle: String = bundle.values().map(|anchor| anchor.pem.as_str()).collect();
         let mut metadata = members.metadata(name, names::cluster_labels(members.cluster));
-        let note = (names::ANNOTATION_PUBLISHED.to_owned(), self.now.to_string());
-        metadata.annotations = Some(BTreeMap::from([note]));
+        let published = published.unwrap_or(self.now).to_string();
+        metadata.annotations = Some(BTreeMap::from([
+            (names::ANNOTATION_PUBLISHED.to_owned(), published),
+            (
+                names::ANNOTATION_AUTHORITIES.to_owned(),
+                issued_by.join("+"),
+            ),
+        ]));
         if let (IssuedCertificate::Client(_), Some(uid)) = (&pair.of, &pair.uid) {
             // Kubernetes deletes the Secret together with the Certificate of a removed client.
             metadata.owner_references = Some(vec![OwnerReference {

@@ -70,8 +70,8 @@ struct World {
     tls: CertManagerTls,
     certificates: Vec<DynamicObject>,
     secrets: BTreeMap<String, Secret>,
-    /// The CAs with which the only member was started.
-    started: Option<Authorities>,
+    /// The CAs with which each member was started; `None` if they are unknown.
+    started: Vec<Option<Authorities>>,
     now: Timestamp,
     version: u32,
 }
@@ -91,7 +91,7 @@ impl World {
         Self {
             certificates: certificates.collect(),
             secrets: BTreeMap::new(),
-            started: None,
+            started: Vec::new(),
             now: Timestamp::now(),
             version: 0,
             cluster,
@@ -127,7 +127,7 @@ impl World {
     fn publish(&mut self) -> usize {
         let cluster = self.cluster.clone();
         let members = Members::of(&cluster, "prod", "", None);
-        let started: Vec<&Authorities> = self.started.iter().collect();
+        let started: Vec<_> = self.started.iter().map(Option::as_ref).collect();
         let all = self.issuance().publications(&members, &started, self.now);
         let count = all.len();
         for one in all {
@@ -145,7 +145,7 @@ impl World {
         count
     }
 
-    /// The member is restarted with the published trust bundles.
+    /// The only member is restarted with the published trust bundles.
     fn restart(&mut self) {
         let identities = |of: IssuedCertificate| {
             let all = self.value(&of.secret("db"), held::KEYS[2]);
@@ -154,10 +154,11 @@ impl World {
                 .map(crate::certificate::Certificate::identity)
                 .collect()
         };
-        self.started = Some(Authorities {
+        let started = Authorities {
             peer: identities(IssuedCertificate::Peer),
             server: identities(IssuedCertificate::Server),
-        });
+        };
+        self.started = vec![Some(started)];
     }
 
     fn value(&self, secret: &str, key: &str) -> Vec<u8> {
@@ -241,6 +242,8 @@ fn changed_certificate_is_drifted_and_certificate_of_others_is_kept() {
     world.certificates[0].data["spec"]["revisionHistoryLimit"] = json!(1);
     assert_eq!(world.issuance().pairs[0].written, Written::AsMade);
     world.certificates[0].data["spec"]["uris"] = json!(["spiffe://other"]);
+    assert_eq!(world.issuance().pairs[0].written, Written::AsMade);
+    world.certificates[0].data["spec"]["dnsNames"] = json!(["other.example"]);
     assert_eq!(world.issuance().pairs[0].written, Written::Drifted);
     world.certificates[0]
         .metadata
@@ -403,14 +406,75 @@ fn invariant_20_new_authority_is_published_in_steps() {
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
     world.pass(Duration::from_hours(24));
     assert_eq!(world.publish(), 0, "clients need time");
+    // A renewal by the new CA does not delay step 3.
+    world.issue(&new);
+    assert_eq!(world.publish(), 4);
+    assert!(world.serves(&peer) && world.bundle(&peer) == 2);
     // Step 3: the former CA is removed.
-    world.pass(Duration::from_hours(30 * 24));
+    world.pass(Duration::from_hours(29 * 24));
     assert_eq!(world.publish(), 4);
     assert_eq!(world.bundle(&peer), 1);
     world.restart();
-    let started = world.started.as_ref().unwrap();
+    let started = world.started[0].as_ref().unwrap();
     assert!(started.peer.contains(&new.identity()) && started.peer.len() == 1);
     assert_eq!(world.publish(), 0);
+}
+
+/// The default of cert-manager is a new private key at each renewal, also for a CA that is a Certificate.
+#[test]
+fn invariant_20_authority_of_same_name_with_new_key_is_changed_in_steps() {
+    let mut world = World::new();
+    world.issue(&Ca::new("one"));
+    world.publish();
+    world.restart();
+    world.issue(&Ca::new("one"));
+    assert_eq!(world.publish(), 4);
+    world.restart();
+    assert_eq!(world.publish(), 0, "clients need the new trust bundle");
+    world.pass(SPREAD);
+    assert_eq!(world.publish(), 4);
+    assert!(world.serves(&IssuedCertificate::Server));
+}
+
+#[test]
+fn invariant_20_second_change_of_authority_during_first_waits_for_members() {
+    let peer = IssuedCertificate::Peer;
+    let mut world = World::new();
+    let (second, third) = (Ca::new("two"), Ca::new("three"));
+    world.issue(&Ca::new("one"));
+    world.publish();
+    world.restart();
+    world.issue(&second);
+    world.publish();
+    world.restart();
+    world.issue(&third);
+    world.pass(SPREAD);
+    assert_eq!(world.publish(), 4);
+    assert!(!world.serves(&peer) && world.bundle(&peer) == 3);
+    world.pass(SPREAD);
+    assert_eq!(world.publish(), 0);
+    world.restart();
+    assert_eq!(world.publish(), 4);
+    assert!(world.serves(&peer));
+}
+
+/// A restore creates the pod of its seed without the annotation with the CAs.
+#[test]
+fn invariant_20_member_with_unknown_authorities_blocks_only_new_authority() {
+    let mut world = World::new();
+    let (old, new) = (Ca::new("one"), Ca::new("two"));
+    world.started = vec![None];
+    world.issue(&old);
+    assert_eq!(world.publish(), 4);
+    world.issue(&old);
+    assert_eq!(world.publish(), 4);
+    world.issue(&new);
+    assert_eq!(world.publish(), 4);
+    world.pass(SPREAD);
+    assert_eq!(world.publish(), 0);
+    assert_eq!(world.bundle(&IssuedCertificate::Peer), 2);
+    world.restart();
+    assert_eq!(world.publish(), 4);
 }
 
 #[test]

@@ -138,8 +138,8 @@ impl Fault {
         }
     }
 
-    /// The fault for a cluster with this policy. With `spec.TLS.certManager`, users write no Secret, so the message names
-    /// this field, and a missing Secret is a certificate that is not issued.
+    /// The fault for a cluster with this policy. With `spec.TLS.certManager`, users write no Secret, so the message
+    /// names this field, and a missing Secret is a certificate that is not issued.
     #[must_use]
     pub fn in_policy(self, policy: Option<&TlsPolicy>, secret: &str) -> Self {
         const FIELD: &str = "spec.TLS.certManager";
@@ -149,7 +149,7 @@ impl Fault {
         if self.code == FaultKind::SecretMissing {
             let message = format!(
                 "{FIELD}: Secret {secret} does not exist: the cluster operator creates it when cert-manager has issued \
-                 the certificate"
+                 the certificate, and the running members trust its authority"
             );
             let code = FaultKind::CertificateNotIssued;
             return Self {

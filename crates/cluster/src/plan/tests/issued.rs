@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
 use member::Members;
+use member::certificate::certificates;
 use member::issued::{Denied, Issuance, IssuedWrite, certificate};
 use member::tls::{Authorities, Fault, FaultKind, Purpose};
 use serde_json::json;
@@ -161,6 +162,20 @@ fn invariant_20_certificate_of_new_authority_waits_for_running_members() {
         scene.observed.certificates.pods.insert(name, noted);
     }
     assert_eq!(published(&scene), (false, "db-peer-certs".to_owned()));
+    // During a change from static certificates, the members with static certificates must trust the CA too.
+    let identity = certificates(&new.certificate).unwrap()[0].identity();
+    let trusting = Authorities::read(&format!("peer={identity};server="));
+    let trust = |scene: &mut Scene, name: &str| {
+        let noted = scene.observed.certificates.pods.get_mut(name).unwrap();
+        noted.authorities = Some(trusting.clone());
+    };
+    trust(&mut scene, "a");
+    trust(&mut scene, "b");
+    let rollout = scene.observed.tls_rollout.as_mut().unwrap();
+    rollout.modes.get_mut("c").unwrap().maker = Some(Maker::Others);
+    assert_eq!(published(&scene), (false, "db-peer-certs".to_owned()));
+    trust(&mut scene, "c");
+    assert_eq!(published(&scene), (true, "db-peer-issued".to_owned()));
 }
 
 #[test]
