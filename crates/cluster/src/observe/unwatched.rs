@@ -2,6 +2,7 @@
 //! clock.
 
 use api::EtcdCluster;
+use futures::FutureExt;
 use futures::future::OptionFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::{Client, ResourceExt};
@@ -28,7 +29,7 @@ pub(super) async fn complete(
     let generates = at.is_some_and(|tls| tls.generated().is_some());
     let settings = member::issued::settings(at, next);
     let issuance = settings.as_ref();
-    let issuance = issuance.map(|it| runtime::issued::read(client, cluster, it));
+    let issuance = issuance.map(|it| runtime::issued::read(client, cluster, it).boxed());
     let (mut tls, mut next_tls, issuance, secrets, clock) = tokio::join!(
         runtime::reach::cluster_tls(client, of_cluster, at),
         runtime::reach::cluster_tls(client, of_cluster, next),

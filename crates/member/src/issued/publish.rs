@@ -203,7 +203,11 @@ impl<'a> Scope<'a> {
         let Some(published) = published.filter(|one| one.not_after > self.now) else {
             return true;
         };
-        let is_due = target.is_issued_like(source) || self.is_published_for(SPREAD);
+        // Also without running members, the trust bundle gets a new CA first: a pod that is created in the same step
+        // records only the CAs in the trust bundle that the operator has read.
+        let mut wanted = source.trusts.keys();
+        let is_prepared = wanted.all(|identity| target.trusts.contains_key(identity));
+        let is_due = target.is_issued_like(source) || is_prepared && self.is_published_for(SPREAD);
         published.fingerprint != issued.fingerprint && is_due && self.is_trusted(source)
     }
 

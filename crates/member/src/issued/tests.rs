@@ -458,6 +458,21 @@ fn invariant_20_second_change_of_authority_during_first_waits_for_members() {
     assert!(world.serves(&peer));
 }
 
+#[test]
+fn invariant_20_trust_bundle_precedes_certificate_without_running_members() {
+    let mut world = World::new();
+    world.issue(&Ca::new("one"));
+    world.publish();
+    world.issue(&Ca::new("two"));
+    world.pass(Duration::from_hours(1));
+    let peer = IssuedCertificate::Peer;
+    assert_eq!(world.publish(), 4);
+    assert!(!world.serves(&peer) && world.bundle(&peer) == 2);
+    world.pass(SPREAD);
+    assert_eq!(world.publish(), 4);
+    assert!(world.serves(&peer));
+}
+
 /// A restore creates the pod of its seed without the annotation with the CAs.
 #[test]
 fn invariant_20_member_with_unknown_authorities_blocks_only_new_authority() {

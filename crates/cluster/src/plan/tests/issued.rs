@@ -128,10 +128,16 @@ fn invariant_20_certificate_of_new_authority_waits_for_running_members() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     let mut target = secret("db-peer-certs", &old);
     target.metadata.labels = Some(api::names::cluster_labels("db"));
+    let bundle = ByteString([&*old.certificate, &*new.certificate].concat());
+    target
+        .data
+        .as_mut()
+        .unwrap()
+        .insert("ca.crt".to_owned(), bundle);
     let certificate = ready(&scene);
     let all = [secret("db-peer-issued", &new), target];
     see(&mut scene, Ok(&[certificate]), &all);
-    // Without members that use the Secret, the certificate is published at once.
+    // Without members that use the Secret, the certificate is published.
     let published = |scene: &Scene| {
         let plan = scene.built();
         let written = writes(&plan);
