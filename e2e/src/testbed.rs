@@ -215,6 +215,15 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
+    /// Builds the controllers of cert-manager, unless they are in the cache. Returns the path of the program.
+    ///
+    /// # Errors
+    /// Fails if the build fails.
+    pub async fn cert_manager(&self) -> Result<std::path::PathBuf> {
+        let path = self.run(&["cert-manager"]).await?;
+        Ok(path.trim().into())
+    }
+
     /// Runs a shell script in the namespaces of the testbed, which contain the processes and volumes of all nodes.
     /// Returns its output.
     ///

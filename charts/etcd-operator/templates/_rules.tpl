@@ -1,6 +1,8 @@
-{{/* The rights of an operator in the namespaces that it serves. Call with the name of the binary. */}}
+{{/* The rights of an operator in the namespaces that it serves. Call with (dict "root" $ "operator" <name of the
+     binary>). */}}
 {{- define "etcd-operator.rules" -}}
-{{- if eq . "etcd-operator" }}
+{{- $operator := .operator }}
+{{- if eq $operator "etcd-operator" }}
 - apiGroups: [etcd.database.coreos.com]
   # patch: the finalizer of EtcdClusters with deletionPolicy: BackupThenDelete.
   resources: [etcdclusters]
@@ -23,8 +25,8 @@
   resources: [pods/resize]
   verbs: [patch]
 - apiGroups: [""]
-  # Certificates of spec.TLS and spec.TLS.generated, and passwords of spec.auth and of EtcdUsers. The operator reads them
-  # by name, and does not list or watch them.
+  # Certificates of spec.TLS, and passwords of spec.auth and of EtcdUsers. The operator reads them by name, and does not
+  # list or watch them.
   resources: [secrets]
   verbs: [get, create, update, delete]
 - apiGroups: [policy]
@@ -38,7 +40,17 @@
   # The gRPC proxies of spec.grpcProxy.
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-{{- else if eq . "etcd-backup-operator" }}
+{{- if .root.Values.certManager.enabled }}
+- apiGroups: [cert-manager.io]
+  # For clusters with spec.TLS.certManager.
+  resources: [certificates]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [cert-manager.io]
+  # To report a missing issuer.
+  resources: [issuers{{ if .root.Values.clusterWide }}, clusterissuers{{ end }}]
+  verbs: [get]
+{{- end }}
+{{- else if eq $operator "etcd-backup-operator" }}
 - apiGroups: [etcd.database.coreos.com]
   # create: the EtcdBackup of EtcdCluster.spec.backup. delete: that EtcdBackup, and finished EtcdBackups after their TTL.
   # patch: the finalizer of EtcdBackups with deletionPolicy: Delete.
@@ -78,7 +90,7 @@
   # Credentials that an EtcdBackup or an EtcdMirror names.
   resources: [secrets]
   verbs: [get]
-{{- else if eq . "etcd-restore-operator" }}
+{{- else if eq $operator "etcd-restore-operator" }}
 - apiGroups: [etcd.database.coreos.com]
   # patch: only the finalizer. delete: finished EtcdRestores after ttlSecondsAfterFinished.
   resources: [etcdrestores]
@@ -124,7 +136,7 @@ metadata:
   {{- end }}
   {{- $marks | nindent 2 }}
 rules:
-{{- include "etcd-operator.rules" .operator }}
+{{- include "etcd-operator.rules" . }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding

@@ -3,6 +3,7 @@
 mod access;
 mod advice;
 mod before_changes;
+mod cert_manager;
 mod check;
 mod flags;
 mod grpc_proxy;
@@ -25,6 +26,7 @@ pub use before_changes::{
     DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS, LastBackup, MAX_CLOCK_SKEW, backup_waiver,
     earliest_backup, how_to_waive_backup,
 };
+pub use cert_manager::{CertManagerTls, IssuedCertificate, IssuerRef, PrivateKeyOptions};
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use flags::{

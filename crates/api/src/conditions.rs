@@ -182,6 +182,12 @@ text_enum! {
         NameNotCovered = "NameNotCovered",
         /// A Secret or one of its keys is missing.
         SecretMissing = "SecretMissing",
+        /// cert-manager is not installed, or the operator may not use its Certificates.
+        CertManagerMissing = "CertManagerMissing",
+        /// The issuer of cert-manager does not exist or is not ready.
+        IssuerMissing = "IssuerMissing",
+        /// cert-manager has not issued a certificate yet.
+        CertificateNotIssued = "CertificateNotIssued",
         /// The bucket or the container does not exist.
         BucketMissing = "BucketMissing",
         /// The store rejected the credentials.

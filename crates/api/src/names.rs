@@ -91,7 +91,8 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
 /// name and key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen digits of
-/// their fingerprint.
+/// their fingerprint. A Secret with a certificate from cert-manager has this annotation too, with the CAs of its
+/// certificate.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
@@ -101,6 +102,9 @@ pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates
 /// Annotation of a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
 /// URLs of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
+/// Annotation of a Secret with a certificate from cert-manager: the time at which the operator has last changed the
+/// trust bundle, or the CA of the certificate.
+pub const ANNOTATION_PUBLISHED: &str = "etcd.database.coreos.com/published";
 /// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator removes it after it has deleted the
 /// stored backups.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";

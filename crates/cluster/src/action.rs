@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
+use member::issued::IssuedWrite;
 use serde_json::Value;
 
 use crate::certificates::CertificateWrite;
@@ -175,6 +176,8 @@ pub enum Request {
     Etcd(EtcdCall),
     /// Writes a Secret of generated certificates.
     Certificate(CertificateWrite),
+    /// Writes a Certificate of cert-manager, or publishes an issued certificate.
+    Issued(IssuedWrite),
     /// Writes the Secret with the operator's record of passwords.
     Passwords(Passwords),
 }

@@ -133,58 +133,18 @@ impl Rule {
     /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
     /// impersonate another.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
-        let Self {
-            namespace, cluster, ..
-        } = self;
-        let member = [
-            format!("{owner}.{namespace}.svc"),
-            format!("{owner}.{cluster}.{namespace}.svc"),
-        ];
-        let of_cluster = [
-            format!("{}.{namespace}.svc", names::client_service(cluster)),
-            format!("{}.{namespace}.svc", names::headless_service(cluster)),
-        ];
-        match used {
-            CertificateUse::Peer => self.in_domain(&member),
-            CertificateUse::Server => {
-                let mut all = self.in_domain(&member);
-                all.extend(self.in_domain(&of_cluster));
-                let services = [
-                    names::client_service(cluster),
-                    names::headless_service(cluster),
-                ];
-                all.extend(self.served_as(services));
-                all
+        let place = (&*self.namespace, &*self.cluster, &*self.domain);
+        match (used, &self.proxy) {
+            (CertificateUse::Proxy, Some(service)) => {
+                let place = (&*self.namespace, &*self.domain);
+                member::issued::service_names(
+                    place,
+                    std::slice::from_ref(service),
+                    &self.server_names,
+                )
             }
-            CertificateUse::Proxy => {
-                let service = self.proxy.clone().unwrap_or_default();
-                let mut all = self.in_domain(&[format!("{service}.{namespace}.svc")]);
-                all.extend(self.served_as([service]));
-                all
-            }
-            CertificateUse::Operator | CertificateUse::Client => Vec::new(),
+            _ => member::issued::subject_names(place, owner, used, &self.server_names),
         }
-    }
-
-    /// The short names of the Services, the local names, and the names in the spec.
-    fn served_as<const N: usize>(&self, services: [String; N]) -> impl Iterator<Item = String> {
-        let short = move |service| [format!("{service}.{}", self.namespace), service];
-        let local = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
-        let names = services.into_iter().flat_map(short).chain(local);
-        names.chain(self.server_names.iter().cloned())
-    }
-
-    /// Returns each name with and without the cluster domain. Without a domain in the spec, the domain is
-    /// `cluster.local`.
-    fn in_domain(&self, names: &[String]) -> Vec<String> {
-        let domain = match self.domain.as_str() {
-            "" => "cluster.local",
-            given => given,
-        };
-        names
-            .iter()
-            .flat_map(|name| [name.clone(), format!("{name}.{domain}")])
-            .collect()
     }
 }
 

@@ -11,6 +11,7 @@ use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use member::certificate::certificates;
+use member::issued::Issuance;
 use member::seed_name;
 use member::tls::{Authorities, ClusterTls};
 
@@ -36,6 +37,8 @@ pub struct Certificates {
     pub expiries: Vec<Expiry>,
     /// The seed member of the restore that owns the cluster; `None` without such a restore.
     pub seed: Option<String>,
+    /// The certificates that cert-manager issues; `None` without `spec.TLS.certManager`.
+    pub issued: Option<Issuance>,
 }
 
 /// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
@@ -83,6 +86,7 @@ impl Certificates {
             others: None,
             authorities: None,
             seed: seed(cluster),
+            issued: None,
             expiries: expiry::of_held(secrets.iter()),
             secrets,
             pods: pods.iter().map(|pod| (pod.name_any(), note(pod))).collect(),
@@ -349,6 +353,22 @@ mod tests {
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
         // A pod without annotations about its CAs is not outdated, because its CAs are unknown.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
+        assert_eq!(with(&[&old, &new], None).outdated("db-a"), None);
+    }
+
+    #[test]
+    fn invariant_20_change_of_issued_authority_restarts_member_with_unknown_authorities() {
+        let (old, new) = (made(), made());
+        let object = EtcdCluster::new("db", serde_json::from_str("{}").unwrap());
+        let members = member::Members::of(&object, "prod", "", None);
+        let outdated = |authorities: &[&Made]| {
+            let mut seen = with(authorities, None);
+            let tls = api::cluster::CertManagerTls::default();
+            seen.issued = Some(Issuance::of(&members, &tls, Ok(&[]), &[]));
+            seen.outdated("db-a").is_some()
+        };
+        assert!(!outdated(&[&old]));
+        assert!(outdated(&[&old, &new]));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use api::cluster::MemberAddress;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use member::issued::Issuance;
 use member::tls::ClusterTls;
 
 use crate::clock::ApiServerClock;
@@ -32,6 +33,8 @@ pub struct Objects {
     /// The certificates with which members will start after the next step of a TLS change. They are kept in memory
     /// only.
     pub next_tls: ClusterTls,
+    /// The certificates that cert-manager issues; `None` without `spec.TLS.certManager`.
+    pub issuance: Option<Issuance>,
     /// The TLS settings with which the running members were started.
     pub started: Started,
     /// The form of the addresses that the running members use; `None` if no member runs.

@@ -376,7 +376,8 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         budget,
         ..
     } = objects;
-    let certificates = Certificates::new(cluster, &objects.secrets, pods);
+    let mut certificates = Certificates::new(cluster, &objects.secrets, pods);
+    certificates.issued.clone_from(&objects.issuance);
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
     let recovery = recovery::recorded(cluster, &status);
@@ -385,10 +386,8 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         members: bootstrap.members.into_iter().collect(),
     });
     let namespace = cluster.namespace().unwrap_or_default();
-    let token = intent
-        .as_ref()
-        .map(|intent| intent.token.clone())
-        .unwrap_or_default();
+    let token = intent.as_ref().map(|intent| intent.token.clone());
+    let token = token.unwrap_or_default();
     let builder = Members::of(cluster, &namespace, &token, status.cluster_id.as_deref());
     let uid = cluster.uid().unwrap_or_default();
     let annotation = |key: &str| cluster.annotations().get(key).cloned();

@@ -28,6 +28,7 @@ mod evidence;
 mod fate;
 mod hibernate;
 mod identity;
+mod issued;
 mod joining;
 mod kept_volumes;
 mod member_objects;
@@ -274,11 +275,13 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
             keeper.as_ref(),
             &Settled::default(),
         ));
+        draft.join(issued::keep(build));
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
         draft.problem(Reason::InvalidSpec, problem.clone());
         draft.join(certificates::renew(build));
+        draft.join(issued::publish(build));
         return draft.finish();
     }
     if desired.paused {
@@ -307,6 +310,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     let keeper = Keeper::of(build);
     let settled = conflicts::settle(keeper.as_ref(), &mut draft);
     draft.join(certificates::keep(build, keeper.as_ref(), &settled));
+    draft.join(issued::keep(build));
     for fault in &observed.tls.faults {
         draft.problem(fault.code.into(), fault.message.clone());
     }

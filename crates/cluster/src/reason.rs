@@ -69,9 +69,12 @@ lists_of_reasons! {
     /// A problem of a TLS Secret, reported like the reasons in `PROBLEMS`.
     TLS_FAULTS {
         AuthorityReplaced,
+        CertManagerMissing,
         CertificateExpired,
+        CertificateNotIssued,
         CertificateNotYetValid,
         CertificateUnreadable,
+        IssuerMissing,
         KeyMismatch,
         KeyMissing,
         NameNotCovered,
@@ -288,9 +291,12 @@ impl From<FaultKind> for Reason {
         match kind {
             FaultKind::AuthorityExpired => Self::AuthorityExpired,
             FaultKind::AuthorityReplaced => Self::AuthorityReplaced,
+            FaultKind::CertManagerMissing => Self::CertManagerMissing,
             FaultKind::CertificateExpired => Self::CertificateExpired,
+            FaultKind::CertificateNotIssued => Self::CertificateNotIssued,
             FaultKind::CertificateNotYetValid => Self::CertificateNotYetValid,
             FaultKind::CertificateUnreadable => Self::CertificateUnreadable,
+            FaultKind::IssuerMissing => Self::IssuerMissing,
             FaultKind::KeyMismatch => Self::KeyMismatch,
             FaultKind::KeyMissing => Self::KeyMissing,
             FaultKind::NameNotCovered => Self::NameNotCovered,

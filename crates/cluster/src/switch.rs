@@ -18,6 +18,16 @@ pub enum Maker {
     Others,
     /// The operator, with `spec.TLS.generated`.
     Operator,
+    /// cert-manager, with `spec.TLS.certManager`.
+    CertManager,
+}
+
+impl Maker {
+    /// True if a change between the two sources needs stages in plain text, because members with generated certificates
+    /// trust no other certificates.
+    pub fn exchanges(self, other: Self) -> bool {
+        self != other && (self == Self::Operator || other == Self::Operator)
+    }
 }
 
 /// The clients that members accept: clients with TLS, clients without TLS, or both.
@@ -46,9 +56,14 @@ impl TlsMode {
     /// The TLS mode of members that start with this policy.
     pub fn of(policy: Option<&TlsPolicy>) -> Self {
         let encrypts = |tls: &&TlsPolicy| tls.encrypts_peers() || tls.encrypts_clients();
-        let maker = policy.filter(encrypts).map(|tls| match tls.generated {
-            Some(_) => Maker::Operator,
-            None => Maker::Others,
+        let maker = policy.filter(encrypts).map(|tls| {
+            if tls.generated.is_some() {
+                Maker::Operator
+            } else if tls.cert_manager.is_some() {
+                Maker::CertManager
+            } else {
+                Maker::Others
+            }
         });
         let clients = match policy {
             Some(tls) if tls.insists_on_tls() => Clients::Tls,
@@ -96,7 +111,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
         return Ok(Next::There);
     }
     if let (Some(mine), Some(theirs)) = (here.maker, there.maker)
-        && mine != theirs
+        && mine.exchanges(theirs)
     {
         return exchange((at, here), (wanted, there));
     }
@@ -139,7 +154,7 @@ fn at_stage(policy: Option<&TlsPolicy>, peer_stage: Option<PeerStage>) -> Option
     })
 }
 
-/// The next step of a change from static to generated certificates, or back. Members use plain text with each other
+/// The next step of a change from or to generated certificates. Members use plain text with each other
 /// during the change, because they do not trust certificates of the other kind. For the same reason, the change fails
 /// unless clients may use plain text before and after it.
 fn exchange(
@@ -148,7 +163,7 @@ fn exchange(
 ) -> Result<Next, String> {
     if here.clients == Clients::Tls || there.clients == Clients::Tls {
         return Err(
-            "clients cannot change between static and generated certificates in one step, because the two sets do \
+            "clients cannot change between generated and other certificates in one step, because the two sets do \
              not trust each other. The cluster keeps its settings. Restore spec.TLS with acceptPlaintext: true. When \
              TLSReady is True, change all clients to http://. Then set the other certificates with acceptPlaintext: \
              true. When TLSReady is True again, change all clients to https:// and remove acceptPlaintext"
@@ -275,6 +290,9 @@ mod tests {
         r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}"#;
     const GENERATED_PEERS: &str = r#"{"generated":{"client":false}}"#;
     const GENERATED: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
+    const ISSUED: &str = r#"{"certManager":{"issuerRef":{"name":"ca"}}}"#;
+    const ISSUED_BOTH: &str =
+        r#"{"certManager":{"issuerRef":{"name":"ca"}},"acceptPlaintext":true}"#;
 
     fn policy(text: &str) -> Option<TlsPolicy> {
         serde_json::from_str(text).unwrap()
@@ -299,7 +317,7 @@ mod tests {
     #[test]
     fn tls_is_enabled_and_disabled_in_stages() {
         use PeerStage::{Plain, PlainAndTls, Tls, TlsTwice};
-        for tls in [PEERS, BOTH, GENERATED] {
+        for tls in [PEERS, BOTH, GENERATED, ISSUED_BOTH] {
             assert_eq!(mode("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
             assert_eq!(mode(tls, "null"), [TlsTwice, PlainAndTls, Plain], "{tls}");
         }
@@ -307,6 +325,8 @@ mod tests {
             (BOTH, GENERATED),
             (GENERATED, BOTH),
             (PEERS, GENERATED_PEERS),
+            (GENERATED, ISSUED_BOTH),
+            (ISSUED_BOTH, GENERATED),
         ] {
             let over = [TlsTwice, PlainAndTls, Plain, PlainAndTls, TlsTwice, Tls];
             assert_eq!(mode(from, to), over, "{from} to {to}");
@@ -314,6 +334,9 @@ mod tests {
         assert_eq!(mode(BOTH, ALL), [Tls]);
         assert_eq!(mode(ALL, BOTH), [Tls]);
         assert_eq!(mode(ALL, ALL), []);
+        // Static certificates and those of cert-manager can have a common CA.
+        assert_eq!(mode(ALL, ISSUED), [Tls]);
+        assert_eq!(mode(ISSUED, ALL), [Tls]);
     }
 
     #[test]
@@ -340,10 +363,10 @@ mod tests {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(why.contains("acceptPlaintext"), "{why}");
         }
-        for (from, to) in [(GENERATED, ALL), (ALL, GENERATED)] {
+        for (from, to) in [(GENERATED, ALL), (ALL, GENERATED), (GENERATED, ISSUED)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(
-                why.contains("between static and generated certificates"),
+                why.contains("between generated and other certificates"),
                 "{why}"
             );
         }
@@ -358,6 +381,10 @@ mod tests {
                 r#"{"generated":{"certificateDuration":"5m"}}"#,
             ),
             ("null", r#"{"acceptPlaintext":true}"#),
+            (
+                ISSUED,
+                r#"{"certManager":{"issuerRef":{"name":"other"},"clients":["app"]}}"#,
+            ),
         ] {
             let next = next(policy(one).as_ref(), policy(other).as_ref());
             assert_eq!(next, Ok(Next::There), "{one} {other}");

@@ -38,17 +38,20 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// The TLS settings in the hash. The lifetime of generated certificates is left out, because a member reads a renewed
-/// certificate without a restart.
+/// The TLS settings in the hash. The names and the lifetime of certificates that the operator writes are left out,
+/// because a member reads a renewed certificate without a restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
-    match tls.generated() {
-        Some(generated) => serde_json::json!({
-            "generated": { "peer": generated.peer(), "client": generated.client() },
-            "acceptPlaintext": tls.accept_plaintext,
-            "peerStage": tls.peer_stage,
-        }),
-        None => serde_json::json!(tls),
-    }
+    let source = match (tls.generated(), &tls.cert_manager) {
+        (Some(generated), _) => ("generated", generated.peer(), generated.client()),
+        (None, Some(issued)) => ("certManager", issued.peer(), issued.client()),
+        (None, None) => return serde_json::json!(tls),
+    };
+    let (source, peer, client) = source;
+    serde_json::json!({
+        source: { "peer": peer, "client": client },
+        "acceptPlaintext": tls.accept_plaintext,
+        "peerStage": tls.peer_stage,
+    })
 }
 
 fn digest(value: Value) -> String {
@@ -119,6 +122,25 @@ mod tests {
         ] {
             assert_ne!(spec_hash(&spec(changed)), before, "{changed}");
         }
+    }
+
+    #[test]
+    fn spec_hash_ignores_lifetime_and_names_of_issued_certificates() {
+        let of = |more: &str| {
+            let tls =
+                format!(r#"{{"TLS":{{"certManager":{{"issuerRef":{{"name":"ca"}}{more}}}}}}}"#);
+            spec_hash(&spec(&tls))
+        };
+        for same in [
+            r#","duration":"24h""#,
+            r#","clients":["app"]"#,
+            r#","peerIssuerRef":{"name":"peers"}"#,
+        ] {
+            assert_eq!(of(same), of(""), "{same}");
+        }
+        assert_ne!(of(r#","client":false"#), of(""));
+        let generated = r#"{"TLS":{"generated":{}}}"#;
+        assert_ne!(spec_hash(&spec(generated)), of(""));
     }
 
     #[test]

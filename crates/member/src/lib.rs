@@ -1,5 +1,5 @@
 //! Builds the Kubernetes objects of a cluster: Services, PersistentVolumeClaims, pods, PodDisruptionBudget and
-//! NetworkPolicy. Also checks the certificates of members.
+//! NetworkPolicy. Also checks the certificates of members, and builds the objects of certificates from cert-manager.
 //!
 //! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both use it,
 //! so the first member of a restored cluster (the seed) is like any other member.
@@ -14,10 +14,12 @@ use std::collections::BTreeMap;
 
 mod budget;
 pub mod certificate;
+mod compare;
 mod difference;
 mod flags;
 mod hash;
 mod image;
+pub mod issued;
 mod network;
 mod pod;
 mod probe;
@@ -31,6 +33,7 @@ mod volume;
 mod fixture;
 
 pub use budget::{disruption_budget, quorum};
+pub use compare::contains;
 pub use difference::{
     Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };

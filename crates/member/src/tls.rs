@@ -77,6 +77,53 @@ impl ClusterTls {
         faults
     }
 
+    /// The fault of a change from these Secrets to `next`, if members with the one and with the other would reject each
+    /// other. `started` contains the authorities that the running members have started with, by their names.
+    pub fn fault_of_change(
+        &self,
+        next: &Self,
+        started: &BTreeMap<String, Authorities>,
+        (addresses, now): (&Addresses, Timestamp),
+    ) -> Option<Fault> {
+        let mixed = |own: &Option<Slot>, next: &Option<Slot>| {
+            let (own, next) = own.as_ref().zip(next.as_ref())?;
+            let found = own.found.as_ref().ok().zip(next.found.as_ref().ok());
+            let (own_found, next_found) = found?;
+            let found = Ok(Material {
+                ca: next_found.ca.clone(),
+                ..own_found.clone()
+            });
+            let secret = own.secret.clone();
+            Some(Slot { secret, found })
+        };
+        // Members with the new trust bundles get connections with the current certificates.
+        let before = Self {
+            peer: mixed(&self.peer, &next.peer),
+            server: mixed(&self.server, &next.server),
+            operator: mixed(&self.operator, &next.operator),
+        };
+        let unknown = |fault: &Fault| fault.code == FaultKind::UnknownAuthority;
+        let before = before.faults(addresses, now).into_iter().filter(unknown);
+        let mut faults = next.faults_of_started(started, &[], now);
+        faults.extend(before);
+        let purpose = faults.first()?.purpose;
+        let which = match purpose {
+            Purpose::Peer => "peer certificates",
+            _ => "certificates for clients",
+        };
+        let message = format!(
+            "spec.TLS: the current and the new {which} have no common authority, so members would reject each other \
+             during the change. The cluster keeps its certificates. Use an issuer with the current authority, or switch \
+             TLS off, and then on with the new certificates"
+        );
+        let code = FaultKind::AuthorityReplaced;
+        Some(Fault {
+            purpose,
+            code,
+            message,
+        })
+    }
+
     /// Adds data from the Secrets to a spec: the names of the keys, and `memberAddress` if the spec does not set it.
     /// Running members keep their address format (`running`). Otherwise the format is `Pod` if the certificates are
     /// valid only for that format, and else `Service`.

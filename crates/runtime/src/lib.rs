@@ -23,6 +23,7 @@ pub mod endpoints;
 mod event;
 mod guarded;
 pub mod image;
+pub mod issued;
 pub mod lease;
 pub mod logs;
 pub mod marks;

@@ -51,11 +51,12 @@ pub async fn cluster_tls(
     let slot = async |purpose: Purpose, name: Option<String>| {
         let secret = name?;
         let found = tls_secret(&secrets, purpose, &secret).await;
+        let found = found.map_err(|fault| fault.in_policy(Some(policy), &secret));
         Some(Slot { secret, found })
     };
     let (peer, server, operator) = tokio::join!(
-        slot(Purpose::Peer, policy.peer_secret().map(str::to_owned)),
-        slot(Purpose::Server, policy.server_secret().map(str::to_owned)),
+        slot(Purpose::Peer, policy.shared_peer_secret(cluster)),
+        slot(Purpose::Server, policy.shared_server_secret(cluster)),
         slot(Purpose::Operator, policy.operator_secret_of(cluster)),
     );
     ClusterTls {

@@ -158,6 +158,8 @@ enum TestbedCommand {
     /// Stop and start daemons of the control plane.
     #[command(subcommand)]
     Daemon(DaemonCommand),
+    /// Build the controllers of cert-manager, unless they are in the cache, and print the path of the program.
+    CertManager,
     /// Start all stopped nodes and daemons, and reset the DNS cache to its default.
     Mend,
     /// Run a command in the namespaces of the testbed, for example `exec -- ip address`.
@@ -279,6 +281,10 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
                 None => programs::Kubernetes::default_version()?,
             };
             programs::ensure(&kubernetes).map(|_| ())
+        }
+        TestbedCommand::CertManager => {
+            println!("{}", programs::cert_manager()?.display());
+            Ok(())
         }
         TestbedCommand::Down => testbed::down(),
         TestbedCommand::Status => {

@@ -17,7 +17,7 @@ mod kubernetes;
 mod tools;
 
 pub(crate) use kubernetes::Kubernetes;
-pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
+pub(crate) use tools::{CYCLONEDX, cert_manager, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 #[cfg(test)]
 pub(crate) use tools::{actionlint, etcds, krew, lua, promtool};
 

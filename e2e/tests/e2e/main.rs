@@ -22,6 +22,7 @@ mod backup_verified;
 mod bad_input;
 mod before_upgrade;
 mod bootstrap;
+mod cert_manager;
 mod certificates;
 mod chart_install;
 mod chart_render;

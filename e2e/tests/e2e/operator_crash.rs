@@ -401,6 +401,7 @@ fn crash_tests_include_every_failpoint_of_cluster_operator() {
     crashed_at.extend(owned(&crate::crash_access::POINTS));
     crashed_at.extend(owned(&[
         crate::before_upgrade::CRASHES,
+        crate::cert_manager::CRASHES,
         crate::deletion_backup::CRASHES,
         crate::tls_switch::CRASHES,
         crate::quorum_loss::CRASHES,

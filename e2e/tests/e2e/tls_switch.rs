@@ -42,7 +42,7 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
 }
 
 /// Waits until three members use the requested TLS settings.
-async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
+pub(crate) async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     await_tls_mode(sandbox, peers, accepts).await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
@@ -90,7 +90,7 @@ async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) ->
 
 /// Runs a client that writes during a switch of `spec.TLS`. Fails if acknowledged writes are lost, or if a gap between
 /// writes is too long.
-async fn switch_under_load(
+pub(crate) async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
     tls: &str,

@@ -7,7 +7,6 @@ use super::pod::PodPolicy;
 use super::{
     BEFORE_CHANGES, BootstrapMode, ClusterChange, ClusterDeletionPolicy, EtcdCluster,
     EtcdClusterSpec, EtcdOptions, GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy,
-    TlsPolicy,
 };
 use crate::backup::copy_problems;
 use crate::names::{is_reserved_annotation, is_reserved_label};
@@ -173,8 +172,24 @@ fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
 
 fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
     let tls = spec.tls.as_ref()?;
+    let sources = [
+        (tls.static_.is_some(), "static"),
+        (tls.generated.is_some(), "generated"),
+        (tls.cert_manager.is_some(), "certManager"),
+    ];
+    let sources = names_of_set(sources);
+    if sources.len() > 1 {
+        return Some(Problem::new(
+            "spec.TLS",
+            format!("has {}", sources.join(" and ")),
+            "set only one of these fields",
+        ));
+    }
     if let Some(generated) = &tls.generated {
-        return generated_tls_problem(tls, generated);
+        return generated_tls_problem(generated);
+    }
+    if let Some(issued) = &tls.cert_manager {
+        return issued.problem();
     }
     match (tls.operator_secret(), tls.server_secret()) {
         (Some(_), None) => Some(Problem::new(
@@ -191,14 +206,7 @@ fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
     }
 }
 
-fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Problem> {
-    if tls.static_.is_some() {
-        return Some(Problem::new(
-            "spec.TLS",
-            "has both static and generated",
-            "remove one of the two fields",
-        ));
-    }
+fn generated_tls_problem(generated: &GeneratedTls) -> Option<Problem> {
     let durations = [
         (
             "spec.TLS.generated.certificateDuration",

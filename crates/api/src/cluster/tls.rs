@@ -1,4 +1,5 @@
-//! `EtcdCluster.spec.TLS`: TLS with the user's certificates, or with certificates that the operator generates.
+//! `EtcdCluster.spec.TLS`: TLS with the user's certificates, with certificates that the operator generates, or with
+//! certificates that cert-manager issues.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -6,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use std::time::Duration;
 
+use super::cert_manager::{CertManagerTls, IssuedCertificate};
 use super::peers::PeerStage;
 use crate::duration::DurationText;
 use crate::names::{self, CertificateUse};
@@ -16,12 +18,12 @@ const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
 /// The default of `spec.TLS.generated.authorityDuration`.
 const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// TLS of a cluster. The certificates are `static` or `generated`.
+/// TLS of a cluster. The certificates are `static`, `generated`, or from cert-manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
-    "!(has(self.static) && has(self.generated))",
-    "spec.TLS takes its certificates from one source: set static or generated, not both"
+    "!(has(self.static) && has(self.generated)) && !(has(self.certManager) && (has(self.static) || has(self.generated)))",
+    "spec.TLS takes its certificates from one source: set only one of static, generated and certManager"
 ))]
 pub struct TlsPolicy {
     /// Certificates in Secrets that the user creates and renews.
@@ -30,6 +32,9 @@ pub struct TlsPolicy {
     /// Certificates that the operator generates and renews.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<GeneratedTls>,
+    /// Certificates that cert-manager issues and renews.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert_manager: Option<CertManagerTls>,
     /// If true, members also accept clients without TLS, on the same port. Set it to true before you switch TLS on or
     /// off, until all clients have changed. The default is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,7 +182,7 @@ impl TlsPolicy {
 
     /// The names of the keys in the Secret for TLS between members.
     pub fn peer_keys(&self) -> KeyNames {
-        if self.generated.is_some() {
+        if self.generated.is_some() || self.cert_manager.is_some() {
             return KeyNames::Usual;
         }
         let member = self.static_.as_ref().and_then(|tls| tls.member.as_ref());
@@ -186,7 +191,7 @@ impl TlsPolicy {
 
     /// The names of the keys in the Secret for TLS with clients.
     pub fn server_keys(&self) -> KeyNames {
-        if self.generated.is_some() {
+        if self.generated.is_some() || self.cert_manager.is_some() {
             return KeyNames::Usual;
         }
         let member = self.static_.as_ref().and_then(|tls| tls.member.as_ref());
@@ -198,45 +203,72 @@ impl TlsPolicy {
         self.generated.as_ref()
     }
 
-    /// The Secret with the peer certificate of a member. `None` without TLS between members. A static Secret belongs
-    /// to all members, and a generated Secret to one member.
-    pub fn peer_secret_of(&self, member: &str) -> Option<String> {
+    /// The Secret of all members for TLS between members. `None` without it, or if each member has its own Secret.
+    pub fn shared_peer_secret(&self, cluster: &str) -> Option<String> {
+        let issued = self.cert_manager.as_ref().map(|tls| {
+            let secret = || IssuedCertificate::Peer.secret(cluster);
+            tls.peer().then(secret)
+        });
+        issued.unwrap_or_else(|| self.peer_secret().map(str::to_owned))
+    }
+
+    /// The Secret of all members for TLS with clients. `None` without it, or if each member has its own Secret.
+    pub fn shared_server_secret(&self, cluster: &str) -> Option<String> {
+        let issued = self.cert_manager.as_ref().map(|tls| {
+            let secret = || IssuedCertificate::Server.secret(cluster);
+            tls.client().then(secret)
+        });
+        issued.unwrap_or_else(|| self.server_secret().map(str::to_owned))
+    }
+
+    /// The Secret with the peer certificate of a member. `None` without TLS between members. A generated Secret belongs
+    /// to one member, and each other Secret to all members.
+    pub fn peer_secret_of(&self, cluster: &str, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
                 .peer()
                 .then(|| names::certificate_secret(member, CertificateUse::Peer)),
-            None => self.peer_secret().map(str::to_owned),
+            None => self.shared_peer_secret(cluster),
         }
     }
 
     /// The Secret with the server certificate of a member. `None` without TLS for clients.
-    pub fn server_secret_of(&self, member: &str) -> Option<String> {
+    pub fn server_secret_of(&self, cluster: &str, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
                 .client()
                 .then(|| names::certificate_secret(member, CertificateUse::Server)),
-            None => self.server_secret().map(str::to_owned),
+            None => self.shared_server_secret(cluster),
         }
     }
 
     /// The Secret with the operators' client certificate. `None` without TLS for clients.
     pub fn operator_secret_of(&self, cluster: &str) -> Option<String> {
-        match &self.generated {
-            Some(generated) => generated
+        match (&self.generated, &self.cert_manager) {
+            (Some(generated), _) => generated
                 .client()
                 .then(|| names::certificate_secret(cluster, CertificateUse::Operator)),
-            None => self.operator_secret().map(str::to_owned),
+            (None, Some(tls)) => tls
+                .client()
+                .then(|| IssuedCertificate::Operator.secret(cluster)),
+            (None, None) => self.operator_secret().map(str::to_owned),
         }
+    }
+
+    /// True if the operator writes the TLS Secrets, so that they may be missing until the cluster operator has seen the
+    /// EtcdCluster.
+    pub fn is_written_by_operator(&self) -> bool {
+        self.generated.is_some() || self.cert_manager.is_some()
     }
 
     /// True if members use TLS between each other.
     pub fn encrypts_peers(&self) -> bool {
-        self.peer_secret_of("").is_some()
+        self.peer_secret_of("", "").is_some()
     }
 
     /// True if members use TLS for clients.
     pub fn encrypts_clients(&self) -> bool {
-        self.server_secret_of("").is_some()
+        self.server_secret_of("", "").is_some()
     }
 
     /// True if members reject clients without TLS.
@@ -258,6 +290,9 @@ impl TlsPolicy {
         }
         if let Some(generated) = &mut policy.generated {
             generated.peer = Some(false);
+        }
+        if let Some(issued) = &mut policy.cert_manager {
+            issued.peer = Some(false);
         }
         policy.peer_stage = None;
         policy.encrypts_clients().then_some(policy)
@@ -292,5 +327,23 @@ mod tests {
         let given = generated(r#"{"certificateDuration":"24h","authorityDuration":"48h"}"#);
         assert_eq!(given.certificate_duration(), hours(24));
         assert_eq!(given.authority_duration(), hours(48));
+    }
+
+    #[test]
+    fn members_share_secrets_that_cert_manager_fills() {
+        let policy = |json: &str| -> TlsPolicy { serde_json::from_str(json).unwrap() };
+        let tls = policy(r#"{"certManager":{"issuerRef":{"name":"ca"}}}"#);
+        let named = |secret: Option<String>| secret.unwrap_or_default();
+        assert_eq!(named(tls.peer_secret_of("db", "db-a")), "db-peer-certs");
+        assert_eq!(named(tls.server_secret_of("db", "db-b")), "db-server-certs");
+        assert_eq!(named(tls.operator_secret_of("db")), "db-operator-certs");
+        assert_eq!(tls.peer_keys(), KeyNames::Usual);
+        assert!(tls.encrypts_peers() && tls.insists_on_tls());
+        let clients = tls.without_peers().unwrap();
+        assert!(!clients.encrypts_peers() && clients.encrypts_clients());
+        let peers = policy(r#"{"certManager":{"issuerRef":{"name":"ca"},"client":false}}"#);
+        assert!(peers.encrypts_peers() && !peers.encrypts_clients());
+        assert_eq!(peers.operator_secret_of("db"), None);
+        assert_eq!(peers.without_peers(), None);
     }
 }

@@ -183,11 +183,16 @@ impl Certificates {
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
-        let other = match &noted.trust {
+        let now = self.authorities_now();
+        let several = |now: &Authorities| now.peer.len() > 1 || now.server.len() > 1;
+        let other = match (&noted.trust, &noted.authorities) {
             // The comparison ignores the part of the annotation after `@`, because this part is the expiry.
-            Some(trust) => trust.split('@').next() != wanted.split('@').next(),
+            (Some(trust), _) => trust.split('@').next() != wanted.split('@').next(),
             // If a person has deleted the annotation with the trust digest, the list of CAs is compared.
-            None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
+            (None, Some(_)) => noted.authorities != now,
+            // Invariant 20: a certificate of another CA from cert-manager waits until the CAs of all pods are known. The
+            // pod of a seed that a restore has created has no annotation.
+            (None, None) => self.issued.is_some() && now.as_ref().is_some_and(several),
         };
         other.then(|| "etcd was started with other certificate authorities".to_owned())
     }

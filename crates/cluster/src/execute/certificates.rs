@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use member::certificate::{Certificate, certificates};
-use runtime::apply;
+use member::issued::IssuedWrite;
+use runtime::{apply, issued};
 
 use super::send::{failed, patched};
 use crate::authority::{
@@ -238,6 +239,32 @@ impl ExecuteContext<'_> {
         });
         held.filter(|held| held.version == version)
             .ok_or_else(|| changed(rule, scope))
+    }
+
+    /// Writes a Certificate of cert-manager, or publishes an issued certificate.
+    pub(super) async fn issued(&self, write: &IssuedWrite) -> Result<Option<String>, Error> {
+        match write {
+            IssuedWrite::Apply(made) => {
+                issued::apply(self.client, names::MANAGER_CLUSTER, made).await?;
+            }
+            IssuedWrite::Discard { name, uid } => {
+                let namespace = self.cluster.namespace().unwrap_or_default();
+                issued::delete(self.client, &namespace, (name.as_str(), uid.as_str())).await?;
+            }
+            IssuedWrite::Publish(publication) => {
+                let name = &publication.from;
+                let read = self.api::<Secret>().get_opt(name).await;
+                let read = read.map_err(|source| failed("read", "Secret", name, source))?;
+                let version = Some(&publication.from_version);
+                let read = read.filter(|it| it.metadata.resource_version.as_ref() == version);
+                let from = read.ok_or_else(|| Error::Changed {
+                    what: format!("Secret {name}"),
+                })?;
+                let secret = publication.with_keys(&from);
+                return self.put(secret, publication.over.as_deref()).await;
+            }
+        }
+        Ok(None)
     }
 
     /// Creates the Secret, or replaces it if it still has this resourceVersion.

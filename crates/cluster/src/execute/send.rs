@@ -82,6 +82,7 @@ impl ExecuteContext<'_> {
             }
             Request::Etcd(call) => self.call(call, via, &action.text).await.map(|()| None),
             Request::Certificate(write) => self.certificate(write).await,
+            Request::Issued(write) => self.issued(write).await,
             Request::Passwords(write) => self.passwords(*write).await,
         }
     }

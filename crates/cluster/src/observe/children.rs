@@ -11,7 +11,6 @@ use kube::ResourceExt;
 use member::{self, Members};
 
 use crate::ownership::owner;
-use crate::plan::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal, RetentionNotes};
 
@@ -150,7 +149,7 @@ pub fn member_service(
         owned: owner == Some(uid),
         started: mark.is_some(),
         renewed: mark.is_some_and(|mark| mark != "true"),
-        drifted: !diff::contains(service, &member::member_service(members, &name)),
+        drifted: !member::contains(service, &member::member_service(members, &name)),
         closed: member::is_closed(service),
         created: service
             .creation_timestamp()

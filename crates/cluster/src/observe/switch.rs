@@ -52,8 +52,13 @@ fn mode(pod: &Pod) -> Option<TlsMode> {
         .map(|used| names::certificate_secret(&name, used));
     let mut secrets =
         pods::volumes(pod).filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    let issued = made_with(pod)
+        .flatten()
+        .is_some_and(|tls| tls.cert_manager.is_some());
     let maker = if secrets.any(|secret| own.contains(secret)) {
         Maker::Operator
+    } else if issued {
+        Maker::CertManager
     } else {
         Maker::Others
     };

@@ -81,6 +81,7 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         secrets: Vec::new(),
         tls: ClusterTls::default(),
         next_tls: ClusterTls::default(),
+        issuance: None,
         started: Started::default(),
         form: None,
         clock: ApiServerClock::default(),

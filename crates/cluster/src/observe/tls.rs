@@ -45,9 +45,11 @@ pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     let mut faults = tls.faults(&addresses, now);
     let apart = tls.faults_of_started(&started(snapshot), &faults, now);
     faults.extend(apart);
+    let policy = snapshot.effective.cluster().spec.tls.as_ref();
+    let faults = faults.into_iter().map(|it| it.in_policy(policy, ""));
     Tls {
         from: used(tls, &addresses),
-        faults,
+        faults: faults.collect(),
     }
 }
 

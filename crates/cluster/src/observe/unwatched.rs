@@ -1,6 +1,9 @@
-//! Reads the state that the operator does not watch: the Secrets of certificates, and the API server's clock.
+//! Reads the state that the operator does not watch: the Secrets and Certificates of a cluster, and the API server's
+//! clock.
 
 use api::EtcdCluster;
+use futures::FutureExt;
+use futures::future::OptionFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::{Client, ResourceExt};
 
@@ -24,13 +27,23 @@ pub(super) async fn complete(
     let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
     let next = next.and_then(|next| next.to.as_ref());
     let generates = at.is_some_and(|tls| tls.generated().is_some());
-    let (tls, next_tls, secrets, clock) = tokio::join!(
+    let settings = member::issued::settings(at, next);
+    let issuance = settings.as_ref();
+    let issuance = issuance.map(|it| runtime::issued::read(client, cluster, it).boxed());
+    let (mut tls, mut next_tls, issuance, secrets, clock) = tokio::join!(
         runtime::reach::cluster_tls(client, of_cluster, at),
         runtime::reach::cluster_tls(client, of_cluster, next),
+        OptionFuture::from(issuance),
         certificates::read(client, (cluster, at), (&*pods, &*claims, &*services)),
         clock::read(client, &pods, generates)
     );
     let read = |what| move |source| Error::Read { what, source };
+    let issuance = issuance.transpose();
+    let issuance = issuance.map_err(read("the Certificates of cert-manager"))?;
+    if let Some(issuance) = &issuance {
+        issuance.explain(&mut tls);
+        issuance.explain(&mut next_tls);
+    }
     Ok(Objects {
         form: tls::running_form(cluster, &pods),
         cluster: cluster.clone(),
@@ -42,6 +55,7 @@ pub(super) async fn complete(
         secrets: secrets.map_err(read("the certificates' Secrets"))?,
         tls,
         next_tls,
+        issuance,
         started,
         clock: ApiServerClock(clock.map_err(read("the time of the API server"))?),
     })

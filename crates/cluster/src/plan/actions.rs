@@ -7,9 +7,12 @@ mod records;
 mod services;
 mod start;
 
+use api::cluster::{CertManagerTls, IssuedCertificate};
 use api::names;
 use jiff::Timestamp;
 use member::Members;
+use member::issued::{Issuance, IssuedWrite};
+use member::tls::Authorities;
 
 use crate::action::{Action, Kind, Object, Passwords, Reference, Request, StartPart, Undo};
 use crate::certificates::CertificateWrite as Certificate;
@@ -99,6 +102,24 @@ impl Builder<'_> {
             "apply the NetworkPolicy",
             Request::Apply(Object::NetworkPolicy(Box::new(policy))),
         )
+    }
+
+    /// Writes a Certificate of cert-manager.
+    pub(crate) fn apply_certificate(&self, tls: &CertManagerTls, of: &IssuedCertificate) -> Action {
+        let made = member::issued::certificate(&self.members(), tls, of);
+        issued(IssuedWrite::Apply(Box::new(made)))
+    }
+
+    /// Publishes the certificates that cert-manager has issued. `started` contains the CAs with which each running
+    /// member was started, or `None` if they are unknown.
+    pub(crate) fn publish(
+        &self,
+        issuance: &Issuance,
+        started: &[Option<&Authorities>],
+    ) -> Vec<Action> {
+        let all = issuance.publications(&self.members(), started, self.now);
+        let all = all.into_iter().map(Box::new);
+        all.map(|one| issued(IssuedWrite::Publish(one))).collect()
     }
 
     pub(crate) fn delete_network_policy(&self) -> Action {
@@ -200,6 +221,24 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         start,
         ..action(point, event, text, request)
     }
+}
+
+/// Writes a Certificate of cert-manager, or publishes an issued certificate.
+pub(crate) fn issued(write: IssuedWrite) -> Action {
+    let (point, event) = match &write {
+        IssuedWrite::Apply(_) => ("before-apply-certificate", None),
+        IssuedWrite::Discard { .. } => ("before-delete-certificate", None),
+        IssuedWrite::Publish(one) if !one.renews => ("before-publish-certificate", None),
+        IssuedWrite::Publish(one) => {
+            let event = match &one.over {
+                Some(_) => (Reason::CertificateRenewed, "Renew"),
+                None => (Reason::CertificateIssued, "Create"),
+            };
+            ("before-publish-certificate", Some(event))
+        }
+    };
+    let text = write.to_string();
+    action(point, event, text, Request::Issued(write))
 }
 
 /// Deletes the Secret of a removed member's certificate.

@@ -7,9 +7,8 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
-use member::Members;
+use member::{Members, contains};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::ownership::is_of_others;
 use crate::snapshot::{Kept, Shared};
@@ -93,31 +92,4 @@ pub(crate) fn network(
 ) -> Kept<()> {
     let is_same = |there: &NetworkPolicy, made: &NetworkPolicy| there.spec == made.spec;
     compare(there, (members.cluster, uid), [((), made)], is_same)
-}
-
-/// True if the object has every field that the builder sets. Fields that other software has added, such as defaults
-/// and annotations, make no difference.
-pub(crate) fn contains<K: Serialize>(there: &K, made: &K) -> bool {
-    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
-    else {
-        return false;
-    };
-    if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata
-            .retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
-    }
-    has(&there, &made)
-}
-
-fn has(there: &Value, made: &Value) -> bool {
-    match (there, made) {
-        (Value::Object(there), Value::Object(made)) => made
-            .iter()
-            .all(|(key, value)| has(there.get(key).unwrap_or(&Value::Null), value)),
-        (Value::Array(there), Value::Array(made)) => {
-            there.len() == made.len()
-                && there.iter().zip(made).all(|(there, made)| has(there, made))
-        }
-        (there, made) => there == made || made.is_null(),
-    }
 }

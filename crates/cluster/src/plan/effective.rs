@@ -5,13 +5,14 @@
 
 use api::EtcdCluster;
 use api::cluster::{ClusterDeletionPolicy, TlsPolicy};
-use api::names::ANNOTATION_CLUSTER_ID;
+use api::names::{ANNOTATION_AUTHORITIES, ANNOTATION_CLUSTER_ID};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use member::tls::{ClusterTls, Fault, FaultKind};
+use member::tls::{Authorities, Fault, FaultKind};
 
 use crate::objects::Objects;
-use crate::switch::TlsRollout;
+use crate::switch::{TlsMode, TlsRollout};
 
 /// The spec in effect, and the progress of a TLS change.
 #[derive(Clone, Debug)]
@@ -41,7 +42,8 @@ impl Effective {
             cluster.spec.deletion_policy = Some(ClusterDeletionPolicy::Delete);
         }
         if let Some(next) = &mut rollout.next {
-            next.faults = faults(&cluster, &objects.next_tls, next.to.as_ref(), now);
+            let policies = (rollout.at.as_ref(), next.to.as_ref());
+            next.faults = faults(&cluster, objects, policies, now);
         }
         Self { cluster, rollout }
     }
@@ -66,17 +68,30 @@ impl Effective {
 }
 
 /// The problems of the certificates for the next TLS stage. A missing generated certificate is no problem, because the
-/// operator creates it in that stage.
+/// operator creates it in that stage. If a stage changes the source of the certificates without a stage in plain text,
+/// the authorities of both sources must be compatible (invariant 20).
 fn faults(
     cluster: &EtcdCluster,
-    held: &ClusterTls,
-    next: Option<&TlsPolicy>,
+    objects: &Objects,
+    (at, next): (Option<&TlsPolicy>, Option<&TlsPolicy>),
     now: Timestamp,
 ) -> Vec<Fault> {
     let generated = next.is_some_and(|tls| tls.generated.is_some());
-    let mut faults = held.faults(&member::addresses(cluster), now);
+    let addresses = member::addresses(cluster);
+    let mut faults = objects.next_tls.faults(&addresses, now);
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
-    faults
+    let makers = TlsMode::of(at).maker.zip(TlsMode::of(next).maker);
+    if makers.is_some_and(|(mine, theirs)| mine != theirs && !mine.exchanges(theirs)) {
+        let noted = |pod: &Pod| {
+            let text = pod.annotations().get(ANNOTATION_AUTHORITIES)?;
+            Some((pod.name_any(), Authorities::read(text)))
+        };
+        let started = objects.pods.iter().filter_map(noted).collect();
+        let (held, place) = (&objects.next_tls, (&addresses, now));
+        faults.extend(objects.tls.fault_of_change(held, &started, place));
+    }
+    let faults = faults.into_iter();
+    faults.map(|fault| fault.in_policy(next, "")).collect()
 }
 
 #[cfg(test)]
@@ -85,10 +100,10 @@ mod tests {
         BeforeChangeStatus, ClusterChange, EtcdClusterStatus, PeerStage, TlsStatus,
     };
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use member::tls::{Purpose, Slot};
 
     use super::*;
     use crate::observe::tests::made_durable;
-    use crate::switch::TlsMode;
 
     fn policy(text: &str) -> Option<TlsPolicy> {
         serde_json::from_str(text).unwrap()
@@ -111,6 +126,25 @@ mod tests {
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
         let next = effective.tls_rollout().next.as_ref().unwrap();
         assert_eq!(TlsMode::of(next.to.as_ref()).peers, PeerStage::PlainAndTls);
+    }
+
+    #[test]
+    fn invariant_20_change_to_cert_manager_waits_for_certificates() {
+        const ISSUED: &str = r#"{"certManager":{"issuerRef":{"name":"ca"},"client":false}}"#;
+        let (mut objects, _) = effective(ISSUED, Some(PEERS));
+        let fault = Fault {
+            purpose: Purpose::Peer,
+            code: FaultKind::IssuerMissing,
+            message: "the Issuer ca does not exist".to_owned(),
+        };
+        objects.next_tls.peer = Some(Slot {
+            secret: "db-peer-certs".to_owned(),
+            found: Err(fault.clone()),
+        });
+        let effective = Effective::of(&objects, Timestamp::UNIX_EPOCH);
+        assert_eq!(effective.cluster().spec.tls, policy(PEERS));
+        let next = effective.tls_rollout().next.as_ref().unwrap();
+        assert_eq!((&next.to, &next.faults), (&policy(ISSUED), &vec![fault]));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod drain;
 mod fate;
 mod found;
 mod identity;
+mod issued;
 mod joining;
 mod kept_volumes;
 mod log;

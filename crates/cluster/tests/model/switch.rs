@@ -25,7 +25,7 @@ use crate::write::Answer;
 mod judged;
 
 /// The TLS policies that users set.
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 9] = [
     "null",
     r#"{"static":{"member":{"peerSecret":"p"}}}"#,
     r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"},"acceptPlaintext":true}"#,
@@ -33,6 +33,8 @@ const POLICIES: [&str; 7] = [
     r#"{"generated":{},"acceptPlaintext":true}"#,
     r#"{"generated":{}}"#,
     r#"{"generated":{"client":false}}"#,
+    r#"{"certManager":{"issuerRef":{"name":"ca"}},"acceptPlaintext":true}"#,
+    r#"{"certManager":{"issuerRef":{"name":"ca"}}}"#,
 ];
 
 /// The peer listener of members without TLS.
@@ -123,8 +125,15 @@ pub(crate) fn listener(url: &str) -> Option<PeerListener> {
 fn takes(mode: TlsMode, client: Option<Maker>) -> bool {
     match client {
         None => mode.clients != Clients::Tls,
-        Some(_) => mode.clients != Clients::Plain && mode.maker == client,
+        Some(_) => mode.clients != Clients::Plain && trusts(mode.maker, client),
     }
+}
+
+/// True if certificates of these two sources trust each other. The static Secrets of the model contain certificates of
+/// the CA with which cert-manager signs.
+fn trusts(one: Option<Maker>, other: Option<Maker>) -> bool {
+    let sources = one.zip(other);
+    one == other || sources.is_some_and(|(one, other)| !one.exchanges(other))
 }
 
 impl World {
@@ -232,7 +241,7 @@ impl World {
         let service = self.services.get(to);
         let leads_there =
             port == PLAIN.1 || service.is_none_or(|one| self.switch.second_port.contains(&one.uid));
-        let trusts = !tls || (from.peers > PeerStage::Plain && from.maker == mode.maker);
+        let trusts = !tls || (from.peers > PeerStage::Plain && trusts(from.maker, mode.maker));
         mode.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
@@ -401,7 +410,7 @@ impl World {
         let target = TlsMode::of(to.as_ref());
         let fits = match target.clients {
             Clients::Plain => self.switch.clients.is_none(),
-            Clients::Tls => self.switch.clients == target.maker,
+            Clients::Tls => trusts(self.switch.clients, target.maker),
             Clients::Both => takes(target, self.switch.clients),
         };
         if !fits {

@@ -132,7 +132,7 @@ async fn certificates(
         Some(tls) if tls.generated.is_some() => {
             Some(names::certificate_secret(name, CertificateUse::Client))
         }
-        Some(tls) => tls.operator_secret().map(str::to_owned),
+        Some(tls) => tls.operator_secret_of(name),
         None => None,
     };
     let Some(secret_name) = secret_name else {

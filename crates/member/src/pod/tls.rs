@@ -62,16 +62,20 @@ fn mounted(members: &Members<'_>, member: &str) -> Vec<Mounted> {
     let Some(tls) = &members.spec.tls else {
         return Vec::new();
     };
-    let peer = tls.peer_secret_of(member).map(|secret| Mounted {
-        purpose: Purpose::Peer,
-        secret,
-        names: tls.peer_keys(),
-    });
-    let server = tls.server_secret_of(member).map(|secret| Mounted {
-        purpose: Purpose::Server,
-        secret,
-        names: tls.server_keys(),
-    });
+    let peer = tls
+        .peer_secret_of(members.cluster, member)
+        .map(|secret| Mounted {
+            purpose: Purpose::Peer,
+            secret,
+            names: tls.peer_keys(),
+        });
+    let server = tls
+        .server_secret_of(members.cluster, member)
+        .map(|secret| Mounted {
+            purpose: Purpose::Server,
+            secret,
+            names: tls.server_keys(),
+        });
     peer.into_iter().chain(server).collect()
 }
 
@@ -232,6 +236,19 @@ mod tests {
         assert!(has(&clients, "--listen-peer-urls=http://0.0.0.0:2380"));
         assert!(has(&clients, "--client-cert-auth=true"));
         assert!(!clients.iter().any(|one| one.starts_with("--peer-")));
+    }
+
+    #[test]
+    fn members_mount_secrets_that_operator_publishes() {
+        let fixture = Fixture::with(r#"{"TLS":{"certManager":{"issuerRef":{"name":"ca"}}}}"#);
+        let spec = fixture.pod().spec.unwrap();
+        let volumes = spec.volumes.iter().flatten();
+        let secrets: Vec<_> = volumes.filter_map(|volume| volume.secret.clone()).collect();
+        let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
+        assert_eq!(names, ["db-peer-certs", "db-server-certs"]);
+        let items = secrets[0].items.as_ref().unwrap();
+        let keys: Vec<_> = items.iter().map(|item| item.key.as_str()).collect();
+        assert_eq!(keys, ["tls.crt", "tls.key", "ca.crt"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use api::cluster::KeyNames;
+use api::cluster::{KeyNames, TlsPolicy};
 use k8s_openapi::api::core::v1::Secret;
 
 /// The keys and values of a Secret.
@@ -102,9 +102,12 @@ api::reasons! {
     pub enum FaultKind {
         AuthorityExpired,
         AuthorityReplaced,
+        CertManagerMissing,
         CertificateExpired,
+        CertificateNotIssued,
         CertificateNotYetValid,
         CertificateUnreadable,
+        IssuerMissing,
         KeyMismatch,
         KeyMissing,
         NameNotCovered,
@@ -133,6 +136,30 @@ impl Fault {
             code,
             message: format!("{}: Secret {secret}: {what}", purpose.field()),
         }
+    }
+
+    /// The fault for a cluster with this policy. With `spec.TLS.certManager`, users write no Secret, so the message
+    /// names this field, and a missing Secret is a certificate that is not issued.
+    #[must_use]
+    pub fn in_policy(self, policy: Option<&TlsPolicy>, secret: &str) -> Self {
+        const FIELD: &str = "spec.TLS.certManager";
+        if policy.is_none_or(|tls| tls.cert_manager.is_none()) {
+            return self;
+        }
+        if self.code == FaultKind::SecretMissing {
+            let message = format!(
+                "{FIELD}: Secret {secret} does not exist: the cluster operator creates it when cert-manager has issued \
+                 the certificate, and the running members trust its authority"
+            );
+            let code = FaultKind::CertificateNotIssued;
+            return Self {
+                code,
+                message,
+                ..self
+            };
+        }
+        let message = self.message.replacen(self.purpose.field(), FIELD, 1);
+        Self { message, ..self }
     }
 
     /// The fault of a Secret that cannot be read.

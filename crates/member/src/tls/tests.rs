@@ -309,6 +309,33 @@ fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
     now.faults_of_started(&started, &faults(now), Timestamp::now())
 }
 
+#[test]
+fn invariant_20_change_of_secrets_needs_common_authority() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let fault = |at: &ClusterTls, next: &ClusterTls| {
+        let noted = Authorities::of(at).unwrap();
+        let started = BTreeMap::from([("db-a".to_owned(), noted)]);
+        let addresses = addresses(MemberAddress::Service);
+        at.fault_of_change(next, &started, (&addresses, Timestamp::now()))
+    };
+    let (at, same) = (all(&old, &[SERVICE]), all(&old, &[SERVICE]));
+    assert_eq!(fault(&at, &same), None);
+    let other = fault(&at, &all(&new, &[SERVICE])).unwrap();
+    assert_eq!(other.code, FaultKind::AuthorityReplaced);
+    assert!(
+        other
+            .message
+            .contains("peer certificates have no common authority")
+    );
+    // The new trust bundle lacks the authority of the current certificate.
+    let both = format!("{}{}", old.pem, new.pem);
+    let bundle = with_peer(old.sign(&[SERVICE], &BOTH, GOOD), &both);
+    let without = with_peer(new.sign(&[SERVICE], &BOTH, GOOD), &new.pem);
+    assert!(fault(&bundle, &without).is_some());
+    let with = with_peer(new.sign(&[SERVICE], &BOTH, GOOD), &both);
+    assert_eq!(fault(&bundle, &with), None);
+}
+
 /// Invariant 20: in each step, a running member and a new member have a common authority, and accept the certificate
 /// of the other.
 #[test]

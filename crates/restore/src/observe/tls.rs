@@ -1,10 +1,11 @@
 //! Reads the certificates of the target cluster, and reports their problems.
 
 use api::EtcdCluster;
+use api::cluster::TlsPolicy;
 use api::problem::Problem;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
-use member::tls::{ClusterTls, FaultKind};
+use member::tls::{ClusterTls, Fault, FaultKind};
 
 /// Reads the Secrets with the certificates of the cluster.
 pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster) -> ClusterTls {
@@ -15,19 +16,22 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster
 
 /// The problems of the certificates. No seed starts with invalid certificates (invariant 20).
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
-    let generated = cluster
-        .spec
-        .tls
-        .as_ref()
-        .is_some_and(|tls| tls.generated.is_some());
-    // With `generated`, a missing Secret is no fault, because the cluster operator generates the Secrets only after the
-    // EtcdCluster exists.
+    let policy = cluster.spec.tls.as_ref();
+    let written = policy.is_some_and(TlsPolicy::is_written_by_operator);
+    // A missing Secret of the operator is no fault, because the cluster operator writes it only after the EtcdCluster
+    // exists.
+    let is_missing = |code: FaultKind| {
+        matches!(
+            code,
+            FaultKind::SecretMissing | FaultKind::CertificateNotIssued
+        )
+    };
     let mut faults = tls.faults(&member::addresses(cluster), Timestamp::now());
-    faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
-    let problem = |fault: member::tls::Fault| {
-        let what = fault.message.replacen(fault.purpose.field(), "", 1);
-        let what = what.trim_start_matches(": ").to_owned();
-        Problem::new(fault.purpose.field(), what, "and the restore continues")
+    faults.retain(|fault| !(written && is_missing(fault.code)));
+    let problem = |fault: Fault| {
+        let fault = fault.in_policy(policy, "");
+        let (field, what) = fault.message.split_once(": ").unwrap_or_default();
+        Problem::new(field, what, "and the restore continues")
     };
     faults.into_iter().map(problem).collect()
 }

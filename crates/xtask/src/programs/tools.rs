@@ -33,6 +33,20 @@ pub(crate) fn olm_validate() -> Result<PathBuf> {
     tool(&OLM, "olm-validate")
 }
 
+/// The controllers of cert-manager. Only one test with `--full` needs them, and their build takes minutes. Usage:
+/// `cert-manager --kubeconfig=FILE --namespace=NAMESPACE`.
+pub(crate) fn cert_manager() -> Result<PathBuf> {
+    let module = Module {
+        name: "cert-manager",
+        builds: &[Build {
+            output: "cert-manager",
+            packages: &["."],
+            ..PLAIN
+        }],
+    };
+    tool(&module, "cert-manager")
+}
+
 /// actionlint, which checks GitHub workflows. Only unit tests of xtask need it.
 #[cfg(test)]
 pub(crate) fn actionlint() -> Result<PathBuf> {

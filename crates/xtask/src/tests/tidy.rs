@@ -29,7 +29,7 @@ const FILE_BUDGET: usize = 500;
 const TEST_FILE_BUDGET: usize = 600;
 
 /// The maximum total number of lines in `crates/cluster`, without tests (ADR 25).
-const CLUSTER_BUDGET: usize = 19_150;
+const CLUSTER_BUDGET: usize = 19_300;
 
 /// Adds all files below `directory` with this extension to `found`, except those in hidden directories and `target`.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {

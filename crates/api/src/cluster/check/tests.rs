@@ -1,7 +1,7 @@
 //! Tests: the validation of an EtcdCluster.
 
 use super::*;
-use crate::cluster::{MemberTls, Recovery, StaticTls};
+use crate::cluster::{MemberTls, Recovery, StaticTls, TlsPolicy};
 use crate::duration::DurationText;
 use crate::problem::fields;
 
@@ -297,6 +297,14 @@ fn tls_with_two_certificate_sources_or_short_validity_is_rejected() {
     assert_eq!(unsafe_to_ignore(&fine), []);
     for (text, field) in [
         (r#"{"generated":{},"static":{}}"#, "spec.TLS"),
+        (
+            r#"{"static":{},"certManager":{"issuerRef":{"name":"ca"}}}"#,
+            "spec.TLS",
+        ),
+        (
+            r#"{"certManager":{"issuerRef":{"name":"ca"},"duration":"1m"}}"#,
+            "spec.TLS.certManager.duration",
+        ),
         (
             r#"{"generated":{"certificateDuration":"2m"}}"#,
             "spec.TLS.generated.certificateDuration",

@@ -51,6 +51,7 @@ const OTHER_FLAGS: &[&str] = &[
     "mark-compacted",
     "skip-hash-check",
     "aws",
+    "enable-certificate-owner-ref",
     "member",
     "replicas",
     "rounds",
