@@ -76,7 +76,8 @@ pub enum IssuedWrite {
     Apply(Box<DynamicObject>),
     /// Publishes an issued certificate or a trust bundle.
     Publish(Box<Publication>),
-    /// Deletes the Certificate of a client that the spec no longer names. Kubernetes then deletes the published Secret.
+    /// Deletes the Certificate of a client that the spec no longer names, or of removed gRPC proxies. Kubernetes then
+    /// deletes the published Secret.
     Discard {
         /// Name of the Certificate.
         name: String,
@@ -144,7 +145,7 @@ pub struct Issuance {
     pub tls: CertManagerTls,
     /// The certificates that the cluster needs.
     pub pairs: Vec<Pair>,
-    /// Name and UID of each Certificate of a client that the spec no longer names.
+    /// Name and UID of each Certificate of a client that the spec no longer names, or of removed gRPC proxies.
     pub discarded: Vec<(String, String)>,
 }
 
@@ -185,7 +186,7 @@ impl Issuance {
             };
             pair
         };
-        let needed = tls.certificates();
+        let needed = tls.certificates(members.spec.grpc_proxy.is_some());
         let is_needed = |there: &&DynamicObject| {
             needed
                 .iter()
@@ -193,9 +194,13 @@ impl Issuance {
         };
         let prefix = IssuedCertificate::Client(String::new()).certificate(cluster);
         let prefix = prefix.trim_end_matches("-issued").to_owned();
-        let of_client = |there: &&DynamicObject| there.name_any().starts_with(&prefix);
+        let proxies = IssuedCertificate::Proxy.certificate(cluster);
+        let of_clients = |there: &&DynamicObject| {
+            let name = there.name_any();
+            name.starts_with(&prefix) || name == proxies
+        };
         let discarded = found.iter().filter(|there| {
-            of_client(there) && !is_needed(there) && is_owned(&there.metadata, uid)
+            of_clients(there) && !is_needed(there) && is_owned(&there.metadata, uid)
         });
         Self {
             cluster: cluster.to_owned(),

@@ -1,7 +1,7 @@
 //! The Secrets of the proxies. Performs no I/O.
 
 use api::EtcdCluster;
-use api::cluster::GrpcProxy;
+use api::cluster::{GrpcProxy, IssuedCertificate};
 use api::names::{self, CertificateUse};
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::Secret;
@@ -14,7 +14,8 @@ pub(crate) const CERTIFICATE: &str = "tls.crt";
 pub(crate) const KEY: &str = "tls.key";
 pub(crate) const AUTHORITIES: &str = "ca.crt";
 
-/// The names of the Secrets that a proxy mounts. Generated certificates are in one Secret.
+/// The names of the Secrets that a proxy mounts. A certificate that the operator or cert-manager issues is in one
+/// Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretNames {
     /// The Secret with the client certificate for the members.
@@ -30,16 +31,19 @@ impl SecretNames {
         if !tls.insists_on_tls() {
             return None;
         }
-        if tls.generated().is_some() {
-            let name = generated_secret(cluster);
+        if !tls.is_written_by_operator() {
             return Some(Self {
-                client: name.clone(),
-                server: name,
+                client: proxy.client_secret.clone()?,
+                server: proxy.server_secret.clone()?,
             });
         }
+        let name = match &tls.cert_manager {
+            Some(_) => IssuedCertificate::Proxy.secret(&cluster.name_any()),
+            None => generated_secret(cluster),
+        };
         Some(Self {
-            client: proxy.client_secret.clone()?,
-            server: proxy.server_secret.clone()?,
+            client: name.clone(),
+            server: name,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
+use api::cluster::TlsPolicy;
 use api::names::{APP_GRPC_PROXY, LABEL_APP, LABEL_CLUSTER};
 use api::problem::Chain;
 use futures::FutureExt;
@@ -244,8 +245,13 @@ impl Proxies {
         let found = secrets.get_opt(name).await;
         let found = found.map_err(|source| unreadable(&format!("Secret {name}"), source))?;
         found.ok_or_else(|| {
-            let text = format!("Secret {name} does not exist: create it or correct the name");
-            Error::Certificates(text)
+            let tls = cluster.spec.tls.as_ref();
+            let remedy = if tls.is_some_and(TlsPolicy::is_written_by_operator) {
+                "wait until the operator creates it, and check the condition TLSReady"
+            } else {
+                "create it or correct the name"
+            };
+            Error::Certificates(format!("Secret {name} does not exist: {remedy}"))
         })
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use api::EtcdCluster;
-use api::cluster::CertManagerTls;
+use api::cluster::{CertManagerTls, IssuedCertificate};
 use api::names;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Secret;
@@ -29,16 +29,16 @@ pub async fn read(
     tls: &CertManagerTls,
 ) -> Result<Issuance, kube::Error> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-    let needed: BTreeSet<String> = tls
-        .certificates()
+    let needed = tls.certificates(cluster.spec.grpc_proxy.is_some());
+    let secrets: BTreeSet<String> = needed
         .iter()
         .flat_map(|of| [of.certificate(&name), of.secret(&name)])
         .collect();
     let api = Api::<Secret>::namespaced(client.clone(), &namespace);
-    let secrets = try_join_all(needed.iter().map(|secret| api.get_opt(secret)));
+    let secrets = try_join_all(secrets.iter().map(|secret| api.get_opt(secret)));
     let (secrets, certificates) = tokio::join!(
         secrets,
-        certificates(client, (namespace.as_str(), name.as_str()), tls)
+        certificates(client, (namespace.as_str(), name.as_str()), &needed)
     );
     let secrets: Vec<Secret> = secrets?.into_iter().flatten().collect();
     let certificates = certificates?;
@@ -68,7 +68,7 @@ pub async fn read(
 async fn certificates(
     client: &Client,
     (namespace, cluster): (&str, &str),
-    tls: &CertManagerTls,
+    needed: &[IssuedCertificate],
 ) -> Result<Certificates, kube::Error> {
     let api = api(client, namespace);
     let of_cluster = ListParams::default().labels(&names::cluster_selector(cluster));
@@ -80,7 +80,6 @@ async fn certificates(
         }
         Err(error) => return Err(error),
     };
-    let needed = tls.certificates();
     let needed = needed.iter().map(|of| of.certificate(cluster));
     let is_missing = |name: &String| !found.iter().any(|one| one.name_any() == *name);
     let missing: Vec<String> = needed.filter(is_missing).collect();

@@ -156,8 +156,8 @@ impl CertManagerTls {
         }
     }
 
-    /// The certificates that the cluster needs.
-    pub fn certificates(&self) -> Vec<IssuedCertificate> {
+    /// The certificates that the cluster needs. `proxies` is true if the spec has `grpcProxy`.
+    pub fn certificates(&self, proxies: bool) -> Vec<IssuedCertificate> {
         let mut all = Vec::new();
         if self.peer() {
             all.push(IssuedCertificate::Peer);
@@ -165,6 +165,7 @@ impl CertManagerTls {
         if self.client() {
             all.extend([IssuedCertificate::Server, IssuedCertificate::Operator]);
             all.extend(self.clients.iter().cloned().map(IssuedCertificate::Client));
+            all.extend(proxies.then_some(IssuedCertificate::Proxy));
         }
         all
     }
@@ -251,6 +252,8 @@ pub enum IssuedCertificate {
     Operator,
     /// Client certificate with this name.
     Client(String),
+    /// The certificate of the gRPC proxies, for connections to members and from clients.
+    Proxy,
 }
 
 impl IssuedCertificate {
@@ -264,12 +267,22 @@ impl IssuedCertificate {
         format!("{}-certs", self.owner(cluster))
     }
 
+    /// True if neither members nor operators use the certificate. The operator then deletes it when the spec no longer
+    /// needs it.
+    pub fn is_of_clients(&self) -> bool {
+        match self {
+            Self::Peer | Self::Server | Self::Operator => false,
+            Self::Client(_) | Self::Proxy => true,
+        }
+    }
+
     fn owner(&self, cluster: &str) -> String {
         match self {
             Self::Peer => format!("{cluster}-peer"),
             Self::Server => format!("{cluster}-server"),
             Self::Operator => format!("{cluster}-operator"),
             Self::Client(name) => format!("{cluster}-client-{name}"),
+            Self::Proxy => format!("{cluster}-proxy"),
         }
     }
 }
@@ -284,14 +297,20 @@ mod tests {
 
     #[test]
     fn certificates_follow_scopes_and_names_of_clients() {
-        use IssuedCertificate::{Client, Operator, Peer, Server};
-        let all = of(r#"{"issuerRef":{"name":"ca"},"clients":["app"]}"#).certificates();
-        assert_eq!(all, [Peer, Server, Operator, Client("app".to_owned())]);
+        use IssuedCertificate::{Client, Operator, Peer, Proxy, Server};
+        let tls = of(r#"{"issuerRef":{"name":"ca"},"clients":["app"]}"#);
+        let all = tls.certificates(true);
+        assert_eq!(
+            all,
+            [Peer, Server, Operator, Client("app".to_owned()), Proxy]
+        );
+        assert_eq!(tls.certificates(false), all[..4]);
         let peers = of(r#"{"issuerRef":{"name":"ca"},"client":false,"clients":["app"]}"#);
-        assert_eq!(peers.certificates(), [Peer]);
+        assert_eq!(peers.certificates(true), [Peer]);
         assert_eq!(all[3].certificate("db"), "db-client-app-issued");
         assert_eq!(all[3].secret("db"), "db-client-app-certs");
         assert_eq!(Peer.secret("db"), "db-peer-certs");
+        assert_eq!(Proxy.secret("db"), "db-proxy-certs");
     }
 
     #[test]

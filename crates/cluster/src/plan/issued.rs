@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use api::cluster::IssuedCertificate;
 use member::issued::{IssuedWrite, Pair, Written};
 use member::tls::{Authorities, FaultKind};
 
@@ -71,8 +70,8 @@ fn report(pair: &Pair, draft: &mut Draft) {
     let Some((code, text)) = &pair.problem else {
         return;
     };
-    let of_client = matches!(pair.of, IssuedCertificate::Client(_));
-    if of_client || pair.target.is_some() && *code != FaultKind::CertificateNotIssued {
+    if pair.of.is_of_clients() || pair.target.is_some() && *code != FaultKind::CertificateNotIssued
+    {
         draft.problem((*code).into(), text.clone());
     }
 }

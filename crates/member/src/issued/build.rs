@@ -84,15 +84,23 @@ pub fn certificate(
         // With authentication, etcd uses the common name of a client certificate as the user name.
         IssuedCertificate::Operator => (CertificateUse::Operator, names::OPERATOR_USER),
         IssuedCertificate::Client(name) => (CertificateUse::Client, name.as_str()),
+        // A proxy does not start if its client certificate has a common name.
+        IssuedCertificate::Proxy => (CertificateUse::Proxy, ""),
     };
     let domain = members.spec.cluster_domain().trim_matches('.');
     let place = (members.namespace, cluster, domain);
-    // All members share a certificate, so it has wildcards. A member can start while cert-manager does not run.
-    let all = subject_names(place, "*", used, &tls.server_names);
+    let all = match (of, &members.spec.grpc_proxy) {
+        (IssuedCertificate::Proxy, Some(proxy)) => {
+            let service = [proxy.service_name(cluster)];
+            service_names((members.namespace, domain), &service, &tls.server_names)
+        }
+        // All members share a certificate, so it has wildcards. A member can start while cert-manager does not run.
+        _ => subject_names(place, "*", used, &tls.server_names),
+    };
     let is_address = |name: &String| name.parse::<IpAddr>().is_ok();
     let (addresses, hosts): (Vec<String>, Vec<String>) = all.into_iter().partition(is_address);
     let mut usages = vec!["digital signature", "key encipherment", "client auth"];
-    if matches!(used, CertificateUse::Peer | CertificateUse::Server) {
+    if !matches!(used, CertificateUse::Operator | CertificateUse::Client) {
         usages.push("server auth");
     }
     let (issuer, key) = (
@@ -103,7 +111,7 @@ pub fn certificate(
     let spec = json!({
         "secretName": name,
         "secretTemplate": { "labels": names::cluster_labels(cluster) },
-        "commonName": common_name,
+        "commonName": Some(common_name).filter(|name| !name.is_empty()),
         "dnsNames": hosts,
         "ipAddresses": addresses,
         "usages": usages,

@@ -263,8 +263,8 @@ impl<'a> Scope<'a> {
                 issued_by.join("+"),
             ),
         ]));
-        if let (IssuedCertificate::Client(_), Some(uid)) = (&pair.of, &pair.uid) {
-            // Kubernetes deletes the Secret together with the Certificate of a removed client.
+        if let Some(uid) = pair.uid.as_ref().filter(|_| pair.of.is_of_clients()) {
+            // Kubernetes deletes the Secret together with the Certificate of a removed client, or of removed proxies.
             metadata.owner_references = Some(vec![OwnerReference {
                 api_version: format!("{GROUP}/v1"),
                 kind: "Certificate".to_owned(),

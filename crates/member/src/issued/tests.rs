@@ -14,6 +14,8 @@ use super::*;
 use crate::certificate::certificates;
 use crate::tls::{Authorities, Slot};
 
+mod build;
+
 const TLS: &str = r#"{"issuerRef":{"name":"ca"},"clients":["app"]}"#;
 const UID: &str = "uid";
 
@@ -81,7 +83,7 @@ impl World {
         let (cluster, tls) = (cluster(), tls(TLS));
         let members = Members::of(&cluster, "prod", "", None);
         let ready = json!([{ "type": "Ready", "status": "True", "message": "issued" }]);
-        let needed = tls.certificates();
+        let needed = tls.certificates(false);
         let certificates = needed.iter().map(|of| {
             let mut one = certificate(&members, &tls, of);
             one.metadata.uid = Some(format!("{of:?}"));
@@ -108,7 +110,7 @@ impl World {
 
     /// cert-manager issues all certificates with this CA.
     fn issue(&mut self, ca: &Ca) {
-        for of in self.tls.certificates() {
+        for of in self.tls.certificates(false) {
             let secret = Secret {
                 data: Some(ca.issue()),
                 ..Secret::default()
@@ -181,55 +183,6 @@ impl World {
 }
 
 #[test]
-fn certificate_has_names_of_all_members_and_services() {
-    let (cluster, tls) = (
-        cluster(),
-        tls(r#"{"issuerRef":{"name":"ca"},"serverNames":["etcd.example","10.0.0.9"]}"#),
-    );
-    let members = Members::of(&cluster, "prod", "", None);
-    let made = certificate(&members, &tls, &IssuedCertificate::Server);
-    let spec = &made.data["spec"];
-    for name in [
-        "*.prod.svc",
-        "*.db.prod.svc.cluster.local",
-        "db-client.prod.svc",
-        "db-client",
-        "localhost",
-        "etcd.example",
-    ] {
-        let names = spec["dnsNames"].as_array().unwrap();
-        assert!(names.iter().any(|one| one == name), "{name} in {names:?}");
-    }
-    assert_eq!(spec["ipAddresses"], json!(["127.0.0.1", "::1", "10.0.0.9"]));
-    assert_eq!(spec["secretName"], "db-server-issued");
-    assert_eq!(
-        spec["issuerRef"],
-        json!({ "name": "ca", "kind": "Issuer", "group": "cert-manager.io" })
-    );
-    let key = json!({ "algorithm": "ECDSA", "encoding": "PKCS8", "rotationPolicy": "Always" });
-    assert_eq!(spec["privateKey"], key);
-    assert_eq!(spec.get("duration"), None);
-    assert_eq!(made.metadata.owner_references.unwrap()[0].uid, UID);
-}
-
-#[test]
-fn operators_certificate_has_name_of_etcd_user_and_no_dns_name() {
-    let (cluster, tls) = (
-        cluster(),
-        tls(r#"{"issuerRef":{"name":"ca"},"duration":"24h","renewBefore":"90m"}"#),
-    );
-    let members = Members::of(&cluster, "prod", "", None);
-    let made = certificate(&members, &tls, &IssuedCertificate::Operator);
-    let spec = &made.data["spec"];
-    assert_eq!(spec["commonName"], "etcd-operator");
-    assert_eq!(spec.get("dnsNames"), None);
-    assert_eq!(spec["duration"], "24h0m0s");
-    assert_eq!(spec["renewBefore"], "1h30m0s");
-    let usages = spec["usages"].as_array().unwrap();
-    assert!(!usages.iter().any(|usage| usage == "server auth"));
-}
-
-#[test]
 fn changed_certificate_is_drifted_and_certificate_of_others_is_kept() {
     let mut world = World::new();
     assert!(
@@ -252,20 +205,6 @@ fn changed_certificate_is_drifted_and_certificate_of_others_is_kept() {
         .unwrap()[0]
         .uid = "other".to_owned();
     assert_eq!(world.issuance().pairs[0].written, Written::Others);
-}
-
-#[test]
-fn certificate_of_removed_client_is_discarded() {
-    let mut world = World::new();
-    world.tls.clients.clear();
-    let issuance = world.issuance();
-    let names: Vec<_> = issuance
-        .discarded
-        .iter()
-        .map(|(name, _)| name.as_str())
-        .collect();
-    assert_eq!(names, ["db-client-app-issued"]);
-    assert_eq!(issuance.pairs.len(), 3);
 }
 
 #[test]
@@ -356,7 +295,7 @@ fn first_certificates_are_published_with_their_authority() {
     );
     assert_eq!(world.publish(), 4);
     assert_eq!(world.publish(), 0);
-    for of in world.tls.certificates() {
+    for of in world.tls.certificates(false) {
         assert!(world.serves(&of) && world.bundle(&of) == 1, "{of:?}");
     }
     let client = &world.secrets["db-client-app-certs"].metadata;
@@ -376,7 +315,13 @@ fn renewed_certificates_of_same_authority_are_published_at_once() {
     world.restart();
     world.issue(&ca);
     assert_eq!(world.publish(), 4);
-    assert!(world.tls.certificates().iter().all(|of| world.serves(of)));
+    assert!(
+        world
+            .tls
+            .certificates(false)
+            .iter()
+            .all(|of| world.serves(of))
+    );
     assert_eq!(world.publish(), 0);
 }
 

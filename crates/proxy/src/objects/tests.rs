@@ -180,6 +180,9 @@ fn proxies_mount_only_their_own_certificates() {
     };
     let generated = json!({ "TLS": { "generated": {} }, "grpcProxy": {} });
     assert_eq!(secrets(&generated), ["db-proxy-tls", "db-proxy-tls"]);
+    let issued =
+        json!({ "TLS": { "certManager": { "issuerRef": { "name": "ca" } } }, "grpcProxy": {} });
+    assert_eq!(secrets(&issued), ["db-proxy-certs", "db-proxy-certs"]);
     let own = json!({
         "TLS": { "static": { "member": { "serverSecret": "s" }, "operatorSecret": "o" } },
         "grpcProxy": { "clientSecret": "to-members", "serverSecret": "to-clients" },

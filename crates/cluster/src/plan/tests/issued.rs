@@ -59,7 +59,7 @@ fn see(scene: &mut Scene, found: Result<&[DynamicObject], &Denied>, secrets: &[S
 /// The Certificate of the peers, as the operator writes it.
 fn ready(scene: &Scene) -> DynamicObject {
     let members = Members::of(&scene.desired.object, "prod", "token", None);
-    let mut made = certificate(&members, &tls(), &tls().certificates()[0]);
+    let mut made = certificate(&members, &tls(), &tls().certificates(false)[0]);
     made.data["status"] = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
     made
 }
