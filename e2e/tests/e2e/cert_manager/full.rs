@@ -10,7 +10,8 @@ use e2e::testbed::Testbed;
 use e2e::tls::{Authority, Identity, Signed};
 use e2e::wait::Poll;
 use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, step, until};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use tokio::process::{Child, Command};
 
@@ -241,6 +242,53 @@ async fn changes_authority(sandbox: &Sandbox, new: &Authority) -> Result<()> {
         .map(drop)
 }
 
+/// A gRPC proxy serves clients with a certificate of cert-manager. This certificate is deleted with the proxy.
+async fn serves_through_proxy(sandbox: &Sandbox) -> Result<()> {
+    const PROXY: &str = "c-proxy";
+    let proxies = async |settings: &str| {
+        let patch = format!(r#"{{"spec":{{"grpcProxy":{settings}}}}}"#);
+        let patch = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+        sandbox.kubectl(&patch).await
+    };
+    proxies(r#"{"replicas":1}"#).await?;
+    until("the proxy serves", DEADLINE, async || {
+        let found = sandbox.api::<Deployment>().get_opt(PROXY).await?;
+        let status = found.and_then(|found| found.status);
+        let is_ready = status
+            .as_ref()
+            .is_some_and(|it| it.ready_replicas == Some(1));
+        Ok(if is_ready {
+            Poll::Done(())
+        } else {
+            Poll::NotYet(format!("{status:?}"))
+        })
+    })
+    .await?;
+    let identity = Identity {
+        name: format!("{PROXY}.{}.svc", sandbox.namespace),
+        ..app(sandbox).await?
+    };
+    let writer = Writer::start_retrying_through(sandbox, PROXY, &identity).await?;
+    writer.await_more(20).await?;
+    writer.finish("certificate of the proxy").await?;
+    proxies("null").await?;
+    until(
+        "the certificate of the proxy is deleted",
+        DEADLINE,
+        async || {
+            let get = ["get", "certificates.cert-manager.io", "-o", "name"];
+            let all = sandbox.kubectl(&get).await?;
+            let secret = sandbox.api::<Secret>().get_opt("c-proxy-certs").await?;
+            Ok(if all.contains("c-proxy-issued") || secret.is_some() {
+                Poll::NotYet(all)
+            } else {
+                Poll::Done(())
+            })
+        },
+    )
+    .await
+}
+
 /// The operator crashes before it publishes a certificate, before it requests the certificate of another client, and
 /// before it deletes the Certificate of this client.
 async fn survives_crashes(sandbox: &Sandbox) -> Result<()> {
@@ -377,6 +425,8 @@ async fn cert_manager_issues_renews_and_changes_authority() {
         let new = Authority::new("the next authority of clients")?;
         let changed = changes_authority(sandbox, &new);
         step("change the authority", changed).await?;
+        let proxy = serves_through_proxy(sandbox);
+        step("serve through a gRPC proxy", proxy).await?;
         let crashes = survives_crashes(sandbox);
         step("crash the operator", crashes).await?;
         step("switch the source of certificates", switches(sandbox)).await?;
