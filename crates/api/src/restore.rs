@@ -16,7 +16,9 @@ pub use continuous::{ChosenPoint, RestoreContinuous, RestorePoint};
 use crate::backup::{EncryptionKey, Progress};
 use crate::cluster::EtcdClusterSpec;
 use crate::duration::DurationText;
-use crate::schema::{is_false, object_name, open_object, readable_items, text_map};
+use crate::schema::{
+    is_false, object_name, open_object, readable_items, text_map, without_descriptions_of_fields,
+};
 use crate::storage::{
     AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageBlock,
     StorageSource, StorageType,
@@ -230,7 +232,8 @@ pub struct ClusterTemplate {
     /// Labels and annotations of the EtcdCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<TemplateMetadata>,
-    /// Spec of the EtcdCluster.
+    /// Spec of the EtcdCluster. `kubectl explain etcdcluster.spec` describes the fields.
+    #[schemars(transform = without_descriptions_of_fields)]
     pub spec: EtcdClusterSpec,
 }
 

@@ -12,6 +12,7 @@ use place::is_same_place;
 use super::{BackupPolicy, EtcdBackupSpec, Retention, name};
 use crate::duration::DurationText;
 use crate::problem::Problem;
+use crate::schema::without_descriptions_of_fields;
 use crate::storage::{
     AbsSource, Blocks, GcsSource, OssSource, S3Source, StorageBlock, StorageType,
 };
@@ -51,15 +52,19 @@ pub struct BackupCopy {
     pub storage_type: StorageType,
     /// Location in S3, with `storageType: S3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = without_descriptions_of_fields)]
     pub s3: Option<S3Source>,
     /// Location in Azure Blob Storage, with `storageType: ABS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = without_descriptions_of_fields)]
     pub abs: Option<AbsSource>,
     /// Location in Google Cloud Storage, with `storageType: GCS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = without_descriptions_of_fields)]
     pub gcs: Option<GcsSource>,
     /// Location in Alibaba Cloud OSS, with `storageType: OSS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = without_descriptions_of_fields)]
     pub oss: Option<OssSource>,
     /// Number of copies to keep in addition to the copies that `retention` keeps; 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,6 +76,7 @@ pub struct BackupCopy {
     pub max_age: Option<DurationText>,
     /// Number of copies to keep for each hour, day, week and month, in UTC, in addition to the newest `maxBackups`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = without_descriptions_of_fields)]
     pub retention: Option<Retention>,
 }
 

@@ -88,7 +88,7 @@ fn is_own(schema: &Value) -> bool {
 
 fn row(path: &str, schema: &Value, required: bool) -> String {
     let mut text = cell(schema["description"].as_str().unwrap_or_default());
-    if !is_own(schema) {
+    if !is_own(schema) && !path.ends_with("template.spec") {
         for message in messages(schema) {
             write!(text, " Rule: {}.", literal(message)).unwrap();
         }
