@@ -577,6 +577,7 @@ async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
                 Box::pin(monitor.faults_of_restore_operator(&path)),
                 Box::pin(monitor.faults_of_continuous_backup(&bucket)),
                 Box::pin(monitor.faults_of_copies(&bucket)),
+                Box::pin(monitor.faults_of_mirror()),
             )
         })
         .await?;

@@ -1,4 +1,4 @@
-//! Faults of the stores for continuous backups and for copies of backups.
+//! Faults of the stores for continuous backups and for copies of backups, and of the destination of a mirror.
 
 use anyhow::Result;
 use e2e::bucket::Bucket;
@@ -46,5 +46,20 @@ impl Monitor<'_> {
         self.fires("EtcdBackupNotCopied", &copied).await?;
         Bucket::create(s3, &second).await?;
         self.ends("EtcdBackupNotCopied", &copied).await
+    }
+
+    /// Mirrors `carts` to a cluster that does not exist. Waits until the alert fires, and until it ends after the
+    /// deletion of the EtcdMirror.
+    pub(super) async fn faults_of_mirror(&self) -> Result<()> {
+        let manifest = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdMirror\nmetadata: {name: late}\n\
+                        spec:\n  source: {etcdCluster: {name: carts}}\n  \
+                        destination: {etcdCluster: {name: absent}}\n";
+        self.sandbox.apply(manifest).await?;
+        let namespace = ("namespace", self.sandbox.namespace.as_str());
+        let late = [namespace, ("name", "late")];
+        self.fires("EtcdMirrorLate", &late).await?;
+        let delete = ["delete", "etcdmirror", "late"];
+        self.sandbox.kubectl(&delete).await?;
+        self.ends("EtcdMirrorLate", &late).await
     }
 }
