@@ -205,7 +205,10 @@ mod tests {
         assert!(is_valid(
             &json!({ "TLS": { "generated": {} }, "grpcProxy": {} })
         ));
+        let issued = json!({ "certManager": { "issuerRef": { "name": "ca" } } });
+        assert!(is_valid(&json!({ "TLS": issued, "grpcProxy": {} })));
         for spec in [
+            json!({ "TLS": issued, "grpcProxy": secrets }),
             json!({ "TLS": tls, "grpcProxy": {} }),
             json!({ "TLS": tls, "grpcProxy": { "clientSecret": "a" } }),
             json!({ "TLS": { "generated": {} }, "grpcProxy": secrets }),
