@@ -1,8 +1,8 @@
 //! Shared parts of the schemas.
 //!
 //! Embedded schemas of Kubernetes types have no descriptions, and neither have types that occur twice, such as the spec
-//! of an EtcdCluster in an EtcdRestore. With descriptions, the CRDs would be too large for `kubectl apply` (262144 bytes)
-//! and for Helm's release Secret (1 MiB).
+//! of an EtcdCluster in an EtcdRestore. With descriptions, the CRDs would be too large for `kubectl apply` (262144
+//! bytes) and for Helm's release Secret (1 MiB).
 
 use std::collections::BTreeMap;
 
@@ -54,8 +54,8 @@ pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }
 
-/// Removes the descriptions of the fields of a type, for a schema that contains the type more than once. The description
-/// of the schema itself stays.
+/// Removes the descriptions of the fields of a type, for a schema that contains the type more than once. The
+/// description of the schema itself stays.
 pub(crate) fn without_descriptions_of_fields(schema: &mut Schema) {
     if let Some(schema) = schema.as_object_mut() {
         schema.values_mut().for_each(strip_descriptions);

@@ -359,8 +359,8 @@ pub struct ClusterBackup {
     /// can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
-    /// Further stores to which each complete backup is copied, at most three. The blocks of a store have the same fields
-    /// as those of the first store.
+    /// Further stores to which each complete backup is copied, at most three. The blocks of a store have the same
+    /// fields as those of the first store.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 3))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
