@@ -247,7 +247,7 @@ impl Proxies {
         found.ok_or_else(|| {
             let tls = cluster.spec.tls.as_ref();
             let remedy = if tls.is_some_and(TlsPolicy::is_written_by_operator) {
-                "wait until the operator creates it, and check the condition TLSReady"
+                "wait until the operator creates it, or correct the cause that Degraded reports"
             } else {
                 "create it or correct the name"
             };
