@@ -113,6 +113,8 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdCluster` with the deletion policy `BackupThenDelete`. The operator removes it after the backup.
 pub const FINALIZER_BACKUP: &str = "etcd.database.coreos.com/backup-before-deletion";
+/// Finalizer with which the garbage collector deletes the dependents of an object first (foreground deletion).
+pub const FINALIZER_FOREGROUND: &str = "foregroundDeletion";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Finalizer of an `EtcdMirror` that may have a checkpoint in its destination. The operator removes it after it has

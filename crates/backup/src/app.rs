@@ -152,16 +152,17 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
-    // the EtcdBackup, so that the status shows the result at once.
+    // When an EtcdBackup changes, its EtcdCluster is reconciled, so that the status of the EtcdCluster shows the backup.
     let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
     let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
         if let Some(cluster) = cluster_of(backup) {
             // After the shutdown, nothing receives these messages.
             let _ = clusters_changed.send(cluster);
         }
-    })
-    .reconcile_on(requests);
+    });
+    // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
+    // the EtcdBackup, so that the status shows the result at once.
+    let backups = backups.reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
         turns: turns.clone(),

@@ -465,7 +465,8 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // The code compares only the text, because older etcd releases return some of these errors with the code `Unknown`.
+    // Only the message is compared, not the gRPC code, because older etcd releases return some of these errors with the
+    // gRPC code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

@@ -109,8 +109,8 @@ mod alone {
             .await
         }
 
-        /// Creates all waiting clusters at once. At the same time, one running cluster grows, and another one is
-        /// changed.
+        /// Creates all waiting clusters at once. At the same time, one running cluster grows, and a second running
+        /// cluster is changed.
         async fn herd_arrives(sandbox: &Sandbox) -> Result<()> {
             let created = stream::iter((0..WAITING).map(|index| create_waiting(sandbox, index)))
                 .buffer_unordered(CONCURRENCY)

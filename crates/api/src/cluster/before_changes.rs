@@ -38,7 +38,7 @@ text_enum! {
     }
 }
 
-/// The changes that `spec.backup.beforeChanges` may contain. The deletion has a field of its own.
+/// The changes that `spec.backup.beforeChanges` may contain. For the deletion, a user sets `spec.deletionPolicy`.
 pub const BEFORE_CHANGES: &[&str] = &["Upgrade", "Recovery", "Restore", "Shrink"];
 
 /// The schema of `spec.backup.beforeChanges`.

@@ -28,7 +28,7 @@ fn storage_path_is_split_into_bucket_and_key_at_first_slash() {
 }
 
 #[test]
-fn storage_path_error_contains_missing_part() {
+fn storage_path_error_names_defect() {
     let cases = [
         ("bucket", PathError::NoSlash),
         ("", PathError::NoSlash),

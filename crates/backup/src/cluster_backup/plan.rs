@@ -4,7 +4,10 @@
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{BackupRequestStatus, ClusterBackup, ClusterChange, LastBackup};
 use api::conditions::{ConditionType, find};
-use api::names::{ANNOTATION_BACKUP_REQUESTED, ANNOTATION_SCOPE, APP, LABEL_APP, LABEL_CLUSTER};
+use api::names::{
+    ANNOTATION_BACKUP_REQUESTED, ANNOTATION_SCOPE, APP, FINALIZER_FOREGROUND, LABEL_APP,
+    LABEL_CLUSTER,
+};
 use api::{EtcdBackup, EtcdCluster};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,9 +16,6 @@ use runtime::Notice;
 use runtime::apply::is_owned;
 
 use crate::reason::Reason;
-
-/// The finalizer of a foreground deletion.
-const FOREGROUND: &str = "foregroundDeletion";
 
 /// The planned change of the EtcdBackup with the name of a cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +78,7 @@ fn deletion_waits(cluster: &EtcdCluster) -> bool {
     let record = status.and_then(|status| status.before_change.as_ref());
     let is_deletion = record.is_some_and(|record| record.change == ClusterChange::Deletion);
     let mut finalizers = cluster.finalizers().iter();
-    is_deletion && requested(cluster).is_some() && finalizers.all(|one| one != FOREGROUND)
+    is_deletion && requested(cluster).is_some() && finalizers.all(|one| one != FINALIZER_FOREGROUND)
 }
 
 fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {

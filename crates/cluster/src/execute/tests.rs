@@ -190,7 +190,7 @@ const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn invariant_11_expired_observation_removes_started_annotation_unless_pvc_exists() {
+async fn invariant_11_started_annotation_is_removed_if_observation_expires_before_pvc_exists() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);

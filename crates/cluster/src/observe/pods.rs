@@ -154,8 +154,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers report `untolerated taint(s)` without the name of the taint. The taint of a control-plane node
-    // counts like the taint of an unreachable node, because no volume is on a control-plane node.
+    // `untolerated taint(s)`, without a name, counts as the taint of a lost node, although a person may have set it. A
+    // control-plane taint counts as lost too, because no volume is on a control-plane node.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",

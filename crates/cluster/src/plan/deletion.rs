@@ -6,7 +6,7 @@
 //! (`plan/effective.rs`): the PVCs get their owner, and then the operator removes the finalizer.
 
 use api::cluster::ClusterChange;
-use api::names::FINALIZER_BACKUP;
+use api::names::{FINALIZER_BACKUP, FINALIZER_FOREGROUND};
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::conflicts::Earlier;
@@ -46,7 +46,7 @@ pub(super) fn hold(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     if desired.object.spec.backs_up_before_deletion() {
-        let deletes_pods = has(desired, "foregroundDeletion");
+        let deletes_pods = has(desired, FINALIZER_FOREGROUND);
         if deletes_pods {
             let text = "the foreground deletion deletes the pods first. The operator then starts the members again on \
                         their volumes for the backup";

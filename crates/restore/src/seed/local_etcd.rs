@@ -90,8 +90,8 @@ impl LocalEtcd {
         if settings.tool.file_name() == Some(OsStr::new("etcdutl")) {
             command.arg("--unsafe-no-fsync");
         }
-        // With one processor, the Go scheduler of etcd changes the order of concurrent requests less often. The replay
-        // must send a request again that has overtaken another one.
+        // With one processor, the Go scheduler of etcd changes the order of concurrent requests less often. If etcd
+        // processes a request before an earlier request, the replay must send it again.
         command.env("GOMAXPROCS", "1");
         // Variables of the pod must not change the flags, for example by an automatic compaction.
         for (variable, _) in std::env::vars_os() {

@@ -121,7 +121,8 @@ fn invariant_41_deletion_that_waits_gets_etcdbackup_and_request() {
     let found = backup_for_changes(&held(|_| ()), &[&complete]);
     assert!(found.is_some(), "beforeChanges is empty");
     let foreground = held(|object| {
-        object["metadata"]["finalizers"] = json!([api::names::FINALIZER_BACKUP, FOREGROUND]);
+        object["metadata"]["finalizers"] =
+            json!([api::names::FINALIZER_BACKUP, FINALIZER_FOREGROUND]);
     });
     assert_eq!(plan(&foreground, None), Action::Nothing);
     let backed_up =
