@@ -96,7 +96,8 @@ impl Source {
         is_readable.then(|| page(&self.state(revision), range, limit))
     }
 
-    /// Batches with the events of a range in the revisions from `from` to `to`, some of them in fragments.
+    /// Batches with the events of a range in the revisions from `from` to `to`. All batches except the last are
+    /// fragments.
     pub(super) fn batches(
         &self,
         range: &KeyRange,
