@@ -97,7 +97,7 @@ async fn live<K: AccessObject>(context: &ObserveContext, object: &K) -> Result<O
     api.get_opt(&object.name_any()).await.map_err(Error::Read)
 }
 
-/// The rest of a reconcile after its plan.
+/// The part of a reconcile after the plan: execution and status.
 struct Attempt<'a, K> {
     context: &'a ObserveContext,
     object: &'a K,
@@ -122,7 +122,8 @@ impl<K: AccessObject> Attempt<'_, K> {
         self.report(plan, executed).await
     }
 
-    /// Writes the status. If the object itself was changed, its next reconcile writes the status.
+    /// Writes the status, unless this reconcile has changed the object itself. In this case, the next reconcile writes
+    /// the status.
     async fn report(&self, plan: &Plan, executed: Executed) -> Result<Done, Failed> {
         let changes = status::changes(self.object, &executed);
         let error = if executed.has_changed_object {
@@ -156,7 +157,7 @@ impl<K: AccessObject> Attempt<'_, K> {
     }
 }
 
-/// The time until the next reconcile. After a record in the status, the next step follows at once.
+/// The time until the next reconcile. After the status has recorded the ownership, the next step follows at once.
 fn requeue(plan: &Plan) -> Duration {
     let is_in_progress = plan.state.reason == Reason::InProgress;
     if is_in_progress && matches!(plan.record, Record::Owned(_)) {

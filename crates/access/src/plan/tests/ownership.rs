@@ -114,7 +114,8 @@ fn record_survives_new_uid_or_new_cluster_id() {
     }
 }
 
-/// Until the cluster ID of an EtcdCluster that was created again is known, another object does not replace the owner.
+/// After an EtcdCluster is created again, its cluster ID is unknown for a time. In this time, an older object does not
+/// replace the object with the record.
 #[test]
 fn record_is_kept_while_cluster_id_is_unknown() {
     let mut seen = role_seen(None);
@@ -134,7 +135,7 @@ fn record_is_kept_while_cluster_id_is_unknown() {
 }
 
 #[test]
-fn oldest_of_two_objects_manages_the_user() {
+fn owner_or_else_oldest_object_manages_the_user() {
     let rival = |name: &str, second: i64, owns: bool| Rival {
         name: name.to_owned(),
         created: Some(at(second)),
@@ -176,7 +177,7 @@ fn changed_name_or_cluster_is_reported() {
         assert!(plan.state.message.contains(field), "{plan:?}");
         assert_eq!((plan.steps, plan.record), (Vec::new(), Record::Keep));
     }
-    // Before the record, the name can be changed.
+    // Before the status has recorded the role, a user can change its name.
     let renamed = role(&json!({ "roleName": "writer" }), Owns::Nothing);
     assert!(is_record(&plan_role(&renamed, &role_seen(None)), false));
 }
