@@ -161,7 +161,7 @@ mod tests {
             json!({ "access": "Read" }),
             json!({ "access": "Read", "key": "b", "rangeEnd": "a" }),
             json!({ "access": "Read", "key": "" }),
-            // In etcd, this range contains all keys from `a` on.
+            // For etcd, this range end means all keys from `a` on. The spec has `fromKey` for such a range.
             json!({ "access": "Read", "key": "a", "rangeEnd": "\u{0}" }),
         ] {
             assert_eq!(fields(&of(json!([permission]))), [first], "{permission}");

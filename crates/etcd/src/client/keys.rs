@@ -23,7 +23,7 @@ pub struct KeyPage {
     pub entries: Vec<(Bytes, Bytes)>,
     /// The revision of the last change of the first key. 0 without a key.
     pub first_changed: i64,
-    /// Whether the range has more keys after these.
+    /// Whether the range has more keys after these entries.
     pub has_more: bool,
 }
 
@@ -33,7 +33,7 @@ pub enum PageError {
     /// etcd has compacted the revision.
     #[error("etcd has compacted the revision of the read")]
     Compacted,
-    /// The response exceeds the limit of the client. Fewer keys may fit.
+    /// The response exceeds the limit of the client. A response with fewer keys may be small enough.
     #[error("the response exceeds the limit of the client")]
     TooLarge,
     /// The read has failed.
