@@ -90,7 +90,8 @@ impl Reconcile for UserReconciler {
     }
 }
 
-/// Reads the object again, because the cached object may lack the last record in its status. `None` if it was deleted.
+/// Reads the object again, because the status of the cached object may lack the ownership that the last reconcile has
+/// recorded. `None` if the object was deleted.
 async fn live<K: AccessObject>(context: &ObserveContext, object: &K) -> Result<Option<K>, Error> {
     let namespace = object.namespace().unwrap_or_default();
     let api = Api::<K>::namespaced(context.client.clone(), &namespace);

@@ -48,11 +48,11 @@ pub struct ClusterFacts {
 }
 
 impl ClusterFacts {
-    /// Whether the record belongs to the etcd cluster of this EtcdCluster: its UID or its cluster ID must match. An
-    /// EtcdCluster that is created again on its retained volumes has another UID. After a restore in place, etcd has
-    /// another cluster ID.
+    /// Whether the recorded ownership belongs to the etcd cluster of this EtcdCluster: the UID or the cluster ID must
+    /// match. An EtcdCluster that is created again on its retained volumes has another UID. After a restore in place,
+    /// etcd has another cluster ID.
     ///
-    /// Invariant 1: while the cluster ID is not known, the record may belong to this etcd cluster.
+    /// Invariant 1: while the cluster ID is not known, the ownership may belong to this etcd cluster.
     pub fn matches(&self, owned: &OwnedStatus) -> bool {
         let id = self.cluster_id.as_deref();
         owned.cluster_uid == self.uid || id.is_none_or(|id| id == owned.cluster_id)

@@ -313,7 +313,7 @@ async fn application(scene: &Scene, password: &str) -> Option<etcd_client::Clien
     connected.ok()
 }
 
-/// Invariant 43: the operator creates, corrects and deletes only its own roles and users.
+/// Invariant 43: the operator corrects and deletes only roles and users that an EtcdRole or EtcdUser owns.
 #[tokio::test]
 async fn invariant_43_users_and_roles_follow_their_objects() {
     let scene = Scene::start().await;

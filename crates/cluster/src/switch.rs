@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(mode(BOTH, ALL), [Tls]);
         assert_eq!(mode(ALL, BOTH), [Tls]);
         assert_eq!(mode(ALL, ALL), []);
-        // Static certificates and those of cert-manager can have a common CA.
+        // Static certificates and certificates of cert-manager can have a common CA.
         assert_eq!(mode(ALL, ISSUED), [Tls]);
         assert_eq!(mode(ISSUED, ALL), [Tls]);
     }

@@ -257,7 +257,7 @@ impl Issuance {
         }
     }
 
-    /// Replaces the fault of each Secret in `tls` that is not published yet by the cause. A Secret of another owner
+    /// For each Secret in `tls` that is not published yet, replaces the fault by its cause. A Secret of another owner
     /// gets a fault too, so that no member starts with it.
     pub fn explain(&self, tls: &mut ClusterTls) {
         let slots = [

@@ -30,8 +30,9 @@ const MAX_PAGE: usize = 16 << 20;
 /// After a page with fewer bytes, the mirror requests twice as many keys for the next page.
 const SMALL_PAGE: usize = 1 << 20;
 
-/// Number of keys of the first page, and maximum number of keys of a page.
+/// Number of keys that a copy requests for its first page.
 const FIRST_KEYS: i64 = 128;
+/// Maximum number of keys of a page.
 const MAX_KEYS: i64 = 4_096;
 
 /// Maximum number of checkpoints that one call reads during the search for overlapping mirrors.
@@ -77,8 +78,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Creates an attempt. `number` is the number of the attempt, and selects the members: each attempt uses another
-    /// pair of members than the attempt before.
+    /// Creates an attempt. `number` is the number of the attempt. It selects the members, so that consecutive attempts
+    /// use different members of a cluster with several endpoints.
     pub(crate) fn new(
         identity: &'a Identity,
         ends: &'a Ends,

@@ -19,7 +19,7 @@ pub struct Identity {
     pub mapping: Mapping,
 }
 
-/// The progress of a mirror: which state of the source the destination contains.
+/// The progress of a mirror: which keys and changes of the source the destination contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checkpoint {

@@ -18,8 +18,9 @@ pub struct Difference {
     pub compared: usize,
 }
 
-/// Compares a page of a source with a page of a destination. Both pages begin after the same key. The difference ends
-/// at the last key of the shorter page, unless this page is the last page.
+/// Compares a page of a source with a page of a destination. Both pages begin after the same key. If a page is not the
+/// last page, the difference ends at its last key. If neither page is the last page, it ends at the smaller of both
+/// last keys.
 pub fn compare(mapping: &Mapping, source: KeyPage, destination: KeyPage) -> Difference {
     let end = |page: &[(Bytes, Bytes)], has_more: bool| {
         let last = page.last().filter(|_| has_more);

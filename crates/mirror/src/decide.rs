@@ -129,8 +129,8 @@ pub fn begin(
         });
     }
     let copied = checkpoint.reached();
-    // Invariant 42: a mirror deletes the keys that another source does not have only after a user has approved this
-    // source.
+    // Invariant 42: a copy of another source deletes the keys that this source does not have, so a user must approve
+    // the source first.
     if !is_same_source(checkpoint, source) {
         if accepted != Some(format!("{found}/{copied}").as_str()) {
             return Err(Refusal::SourceReplaced {

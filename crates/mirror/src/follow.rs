@@ -60,7 +60,7 @@ pub struct Follower {
     complete: i64,
     /// A progress notification has proven that all events up to this revision have arrived.
     progress: i64,
-    /// The revision of the last progress notification, if no event arrived after the notification. 0 otherwise.
+    /// The revision of the last progress notification. 0 if an event arrived after the notification.
     notified: i64,
     /// The number of events of a split transaction to skip, because the checkpoint counts them as applied.
     skip: u64,

@@ -102,7 +102,8 @@ pub(super) fn admit<'a, K: AccessObject>(
     Ok(Admitted { record, etcd })
 }
 
-/// Invariant 43: the record with which the operator may change etcd, or the plan that writes a new record first.
+/// Invariant 43: the ownership with which the operator may change etcd, or the plan that first records the ownership in
+/// the status.
 fn ownership<K: AccessObject>(
     object: &K,
     facts: &ClusterFacts,
@@ -207,7 +208,7 @@ pub(super) fn deletion<K: AccessObject>(
             (Some(trouble), _) => Err(trouble),
             (None, Err(trouble)) => Err(trouble.clone()),
             // Invariant 43: the user of the operators stays in etcd. spec.auth.secret may have changed to this user
-            // after the record.
+            // after the status has recorded it.
             (None, Ok(etcd)) if K::is_of_operators(&owned.name, etcd) => return release(),
             (None, Ok(_)) => entry.map_err(Clone::clone),
         },

@@ -41,7 +41,7 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     let mut plan = Plan::new(as_desired(user, &roles, admitted.etcd));
     plan.record = admitted.record;
     let password = match &seen.password {
-        // Without the password, the operator still corrects the roles of an existing user.
+        // Even without the password, the operator corrects the roles of an existing user.
         Some(Err(trouble)) => {
             plan.report(trouble.clone());
             None

@@ -118,7 +118,7 @@ mod tests {
         validate_user(&EtcdUser::new(name, serde_json::from_value(whole).unwrap()))
     }
 
-    /// Invariant 43: the operator's own users and its role cannot be changed through an object.
+    /// Invariant 43: the users and the role of the operator cannot be changed through an object.
     #[test]
     fn invariant_43_names_of_operator_are_rejected() {
         let password = json!({ "secret": "s" });

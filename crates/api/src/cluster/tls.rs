@@ -257,7 +257,7 @@ impl TlsPolicy {
         }
     }
 
-    /// True if the operator writes the TLS Secrets, so that they may be missing until the cluster operator has seen the
+    /// True if the operator writes the TLS Secrets. They may be missing until the cluster operator has reconciled the
     /// EtcdCluster.
     pub fn is_written_by_operator(&self) -> bool {
         self.generated.is_some() || self.cert_manager.is_some()

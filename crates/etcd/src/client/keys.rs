@@ -21,7 +21,7 @@ pub struct KeyPage {
     pub revision: i64,
     /// The keys with their values.
     pub entries: Vec<(Bytes, Bytes)>,
-    /// The revision of the last change of the first key. 0 without a key.
+    /// The revision of the last change of the first key. 0 if the page has no key.
     pub first_changed: i64,
     /// Whether the range has more keys after these entries.
     pub has_more: bool,

@@ -188,7 +188,7 @@ fn progress_of_idle_source_is_recorded_only_if_trusted() {
         trusts_progress: false,
         ..self::follower(None)
     };
-    // Without trust, events of earlier revisions can follow the first notification.
+    // Without `trusts_progress`, events of earlier revisions can follow the first notification.
     doubtful.push(batch(&[], false)).unwrap();
     assert_eq!((doubtful.idle(), doubtful.position()), (None, 10));
     doubtful.push(batch(&[(60, "a/1")], false)).unwrap();
@@ -211,7 +211,7 @@ fn keys_that_are_not_copied_only_advance_the_checkpoint() {
 }
 
 #[test]
-fn progress_is_trusted_from_fixed_releases_on() {
+fn progress_is_trusted_since_3_4_25_and_3_5_8() {
     for version in ["3.4.25", "3.5.8", "v3.5.35", "3.6.0", "3.7.3", "4.0.0"] {
         assert!(trusts_progress(version), "{version}");
     }

@@ -140,7 +140,7 @@ impl Source {
     }
 }
 
-/// The first keys of a range.
+/// The first keys of a range, at most `limit`.
 pub(super) fn page(keys: &Keys, range: &KeyRange, limit: usize) -> KeyPage {
     let inside = keys.iter().filter(|(key, _)| range.contains(key));
     let mut entries: Vec<(Bytes, Bytes)> = inside
