@@ -350,7 +350,7 @@ impl Keyspace {
         })
     }
 
-    /// Starts `count` watches of a key, each in its own stream.
+    /// Starts `count` watches of a key, each in a separate stream.
     ///
     /// # Errors
     /// Fails if etcd does not respond.

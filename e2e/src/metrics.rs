@@ -39,7 +39,7 @@ impl Page {
         Self::of_port(sandbox, pod, 2381, "metrics").await
     }
 
-    /// Reads the own metrics of a gRPC proxy.
+    /// Reads the metrics that a gRPC proxy has about itself. Its path `/metrics` has the metrics of a member.
     ///
     /// # Errors
     /// Fails if the proxy does not respond.

@@ -131,7 +131,7 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// Like [`Self::start_retrying`], but connects to another Service than the client Service, with TLS.
+    /// Like [`Self::start_retrying`], but connects with TLS, and to the Service with the name `service`.
     ///
     /// # Errors
     /// Fails if etcd acknowledges no write.

@@ -1,7 +1,8 @@
-//! Starts the watches. A change of an EtcdCluster or of an EtcdRole triggers reconciles of the objects that name it.
+//! Runs the controllers of EtcdRoles and EtcdUsers. A change of an EtcdCluster or of an EtcdRole triggers reconciles of
+//! the objects that name it.
 //!
-//! Secrets are not watched, because the operator would need the right to list all Secrets. Each EtcdUser is reconciled
-//! once a minute instead.
+//! The operator does not watch Secrets, because it would need the right to list all Secrets. A changed Secret is found
+//! by the reconcile of each EtcdUser once a minute.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,15 +25,15 @@ use crate::observe::{Clusters, ObserveContext};
 use crate::reconcile::{RoleReconciler, UserReconciler};
 use crate::triggers::ClusterChanges;
 
-/// Interval at which the state of deleted EtcdClusters is dropped.
+/// Interval at which unused observations of EtcdClusters are dropped.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
 /// Requests reconciles of EtcdUsers.
 type UserRequests = mpsc::UnboundedSender<ObjectRef<Guarded<EtcdUser>>>;
 
 /// Runs the controllers of EtcdRoles and EtcdUsers until the shutdown. With `create_crds`, first creates or updates
-/// their CRDs if RBAC allows it. Until both CRDs exist, only waits, so that an operator with older CRDs still runs
-/// clusters.
+/// their CRDs if RBAC allows it. The controllers wait until both CRDs exist, and the other controllers of the process
+/// do not wait for these CRDs.
 pub async fn run(operator: Operator, create_crds: bool) {
     let ready = async {
         await_crd::<EtcdRole>(&operator, create_crds).await;
@@ -60,7 +61,7 @@ pub async fn run(operator: Operator, create_crds: bool) {
     let roles = drive(&for_roles, roles, role_reconciler).boxed();
     let users = drive(&for_users, users, Arc::new(UserReconciler(context))).boxed();
     let work = async {
-        // Controllers end before the shutdown only because of a defect. This function then returns.
+        // If a controller ends before the shutdown, which only a defect causes, this function returns.
         let ((), rest) = select(roles, users).await.factor_first();
         if operator.shutdown.is_cancelled() {
             rest.await;
@@ -78,7 +79,7 @@ pub async fn run(operator: Operator, create_crds: bool) {
     }
 }
 
-/// The operator for one kind. Its objects are counted separately, so that the metric of managed objects contains only
+/// The operator with a separate count of objects for one kind, so that the metric of managed objects counts only
 /// EtcdClusters.
 fn without_count(operator: &Operator) -> Operator {
     Operator {
@@ -97,7 +98,8 @@ async fn await_crd<K: AccessObject + CustomResourceExt>(operator: &Operator, cre
     available.await;
 }
 
-/// Reconciles the EtcdRoles and requests the EtcdUsers that name a changed EtcdCluster.
+/// If an EtcdCluster changes, reconciles the EtcdRoles that name it, and requests reconciles of the EtcdUsers that name
+/// it.
 fn watch_clusters(
     controllers: Controllers<EtcdRole>,
     users: Cache<EtcdUser>,
@@ -112,7 +114,8 @@ fn watch_clusters(
         let namespace = cluster.meta().namespace.as_deref();
         let roles = matching(&roles, namespace, |role: &EtcdRole| names(role, &name));
         let users = matching(&users, namespace, |user: &EtcdUser| names(user, &name));
-        // Most EtcdClusters have neither roles nor users. Their changes are not compared, because this takes time.
+        // Most EtcdClusters have neither roles nor users. Their changes are not compared, because the comparison takes
+        // time.
         if (roles.is_empty() && users.is_empty()) || !changes.is_relevant(&cluster) {
             return Vec::new();
         }
@@ -124,7 +127,8 @@ fn watch_clusters(
     })
 }
 
-/// Requests the EtcdUsers that name a changed EtcdRole. The cache of EtcdRoles contains the change before the request.
+/// Requests reconciles of the EtcdUsers that name a changed EtcdRole. The cache of EtcdRoles contains the change before
+/// the request.
 fn users_of_role(
     users: Cache<EtcdUser>,
     requests: UserRequests,

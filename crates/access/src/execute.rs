@@ -1,7 +1,7 @@
 //! Sends the changes of a plan in their order. Decides nothing.
 //!
-//! Each change is sent at most once, and only within ten seconds of the observation (invariant 11). Every call is
-//! idempotent, so the next reconcile plans a change again if its answer was lost.
+//! Each change is sent at most once, and only within ten seconds of the observation (invariant 11). If the answer to a
+//! call is lost, the next reconcile plans the call again, because every call is idempotent.
 
 use std::time::Instant;
 
@@ -22,9 +22,9 @@ pub(crate) struct Executed {
     pub(crate) calls: Vec<Call>,
     /// True if etcd has created the role or the user.
     pub(crate) has_created: bool,
-    /// True if the object itself was changed, so that its resourceVersion is no longer current.
+    /// True if a change of the object itself was sent, so that its resourceVersion may no longer be current.
     pub(crate) has_changed_object: bool,
-    /// Why a change failed. The later changes were then not sent.
+    /// Why a change failed. The changes after the failed change were not sent.
     pub(crate) error: Option<Error>,
 }
 
@@ -38,7 +38,7 @@ impl Executed {
     }
 }
 
-/// The servers that get the changes, and the password of the user.
+/// The servers to which the changes are sent, and the password of the user.
 pub(crate) struct Servers<'a> {
     /// The Kubernetes client, which does not retry requests.
     pub(crate) client: &'a Client,

@@ -171,7 +171,7 @@ fn owns<K: AccessObject>(object: &K, target: &str, entry: &str, cluster: &Cluste
     is_current && owned.cluster == target && owned.name == entry
 }
 
-/// The other objects that name the same role or user in etcd.
+/// The other objects that name the same role or user in etcd, and are not being deleted.
 fn rivals<K: AccessObject>(cache: &Cache<K>, object: &K, cluster: &Cluster) -> Vec<Rival> {
     let (namespace, uid) = (&object.meta().namespace, &object.meta().uid);
     let (target, entry) = (object.target(), object.entry());
@@ -193,8 +193,8 @@ fn rivals<K: AccessObject>(cache: &Cache<K>, object: &K, cluster: &Cluster) -> V
 }
 
 impl ObservedUser {
-    /// Asks etcd whether it accepts the password, and adds the answer to the snapshot. For a user without a password,
-    /// any password has the same effect.
+    /// Asks etcd whether it accepts the password, and adds the answer to the snapshot. Without a password in the spec,
+    /// sends an empty password: the answer `NoPassword` does not depend on the sent password.
     ///
     /// # Errors
     /// Fails if etcd does not answer.

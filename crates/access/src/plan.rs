@@ -20,7 +20,7 @@ use crate::reason::{Reason, Trouble};
 
 /// Interval of the checks for changes in etcd and for a new password in the Secret.
 pub(crate) const RESYNC: Duration = Duration::from_mins(1);
-/// Interval of the checks whether a wait has ended.
+/// Interval of the reconciles of an object that waits for another object or for etcd.
 const WAIT: Duration = Duration::from_secs(10);
 /// Interval of the checks whether etcd still accepts the password, in seconds. Each check costs etcd a slow password
 /// hash.
@@ -29,13 +29,13 @@ const PASSWORD_CHECK_SECONDS: i64 = 30 * 60;
 /// The changes for one object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// The changes in their order. If one fails, the rest is not sent.
+    /// The changes in their order. If a change fails, the changes after it are not sent.
     pub(crate) steps: Vec<Step>,
     /// The change of the ownership in the status, written after the steps.
     pub(crate) record: Record,
-    /// How the user authenticates after all steps have succeeded. `None` if the status keeps its record.
+    /// How the user authenticates after all steps have succeeded. `None` if the status keeps its password version.
     pub(crate) login: Option<LoginRecord>,
-    /// True if the plan needs the answer of etcd to the password. It then has no steps.
+    /// True if the plan needs the answer of etcd to the password. Such a plan has no steps.
     pub(crate) asks: bool,
     /// The state of the object after all steps have succeeded.
     pub(crate) state: Trouble,
@@ -57,7 +57,8 @@ pub(crate) enum Record {
 pub(crate) struct LoginRecord {
     /// The version of the password; `None` for a client certificate.
     pub(crate) password: Option<PasswordStatus>,
-    /// True if etcd has confirmed it.
+    /// If false, the status gets no time of a check, so the operator checks the password after authentication is
+    /// enabled.
     pub(crate) is_verified: bool,
 }
 
@@ -77,7 +78,7 @@ pub(crate) enum Call {
     DeleteRole,
     GrantPermission(KeyPermission),
     RevokePermission(PermissionRange),
-    /// Creates the user with the password, or without one for a client certificate.
+    /// Creates the user with the password, or without a password for a client certificate.
     CreateUser {
         with_password: bool,
     },
@@ -176,14 +177,14 @@ impl Plan {
         self.steps.push(Step::Call(call));
     }
 
-    /// Reports a problem, unless the plan already reports one.
+    /// Reports a problem, unless the plan already reports another problem.
     fn report(&mut self, trouble: Trouble) {
         if self.state.reason == Reason::AsDesired {
             self.state = trouble;
         }
     }
 
-    /// The time of the next reconcile, if no event triggers it earlier.
+    /// The time until the next reconcile, if no event triggers it earlier.
     pub(crate) fn requeue(&self) -> Duration {
         match self.state.reason.readiness() {
             api::readiness::Readiness::Reconciling => WAIT,

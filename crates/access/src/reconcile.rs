@@ -90,14 +90,15 @@ impl Reconcile for UserReconciler {
     }
 }
 
-/// Reads the object again, because the cached object may lack the last record in its status. `None` if it was deleted.
+/// Reads the object again, because the status of the cached object may lack the ownership that the last reconcile has
+/// recorded. `None` if the object was deleted.
 async fn live<K: AccessObject>(context: &ObserveContext, object: &K) -> Result<Option<K>, Error> {
     let namespace = object.namespace().unwrap_or_default();
     let api = Api::<K>::namespaced(context.client.clone(), &namespace);
     api.get_opt(&object.name_any()).await.map_err(Error::Read)
 }
 
-/// The rest of a reconcile after its plan.
+/// The part of a reconcile after the plan: execution and status.
 struct Attempt<'a, K> {
     context: &'a ObserveContext,
     object: &'a K,
@@ -122,7 +123,8 @@ impl<K: AccessObject> Attempt<'_, K> {
         self.report(plan, executed).await
     }
 
-    /// Writes the status. If the object itself was changed, its next reconcile writes the status.
+    /// Writes the status, unless this reconcile has changed the object itself. In this case, the next reconcile writes
+    /// the status.
     async fn report(&self, plan: &Plan, executed: Executed) -> Result<Done, Failed> {
         let changes = status::changes(self.object, &executed);
         let error = if executed.has_changed_object {
@@ -156,7 +158,7 @@ impl<K: AccessObject> Attempt<'_, K> {
     }
 }
 
-/// The time until the next reconcile. After a record in the status, the next step follows at once.
+/// The time until the next reconcile. After the status has recorded the ownership, the next step follows at once.
 fn requeue(plan: &Plan) -> Duration {
     let is_in_progress = plan.state.reason == Reason::InProgress;
     if is_in_progress && matches!(plan.record, Record::Owned(_)) {

@@ -10,11 +10,11 @@ use crate::reason::Trouble;
 /// The EtcdCluster that an object names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cluster {
-    /// The API server did not return it. The text is the cause.
+    /// The API server did not return the EtcdCluster. The text is the cause.
     Unknown(String),
-    /// It does not exist.
+    /// The EtcdCluster does not exist.
     Missing,
-    /// It exists.
+    /// The EtcdCluster exists.
     Present(ClusterFacts),
 }
 
@@ -43,15 +43,16 @@ pub struct ClusterFacts {
     pub has_client_tls: bool,
     /// `status.currentVersion`. `None` if it is not known.
     pub version: Option<EtcdVersion>,
-    /// The answer of the members, or the reason why the operator did not get one.
+    /// The state of authentication in etcd, or the reason why the operator does not know it.
     pub etcd: Result<EtcdFacts, Trouble>,
 }
 
 impl ClusterFacts {
-    /// Whether the record belongs to the etcd cluster of this EtcdCluster. An EtcdCluster that is created again on its
-    /// retained volumes has another UID. After a restore in place, etcd has another cluster ID.
+    /// Whether the recorded ownership belongs to the etcd cluster of this EtcdCluster: the UID or the cluster ID must
+    /// match. An EtcdCluster that is created again on its retained volumes has another UID. After a restore in place,
+    /// etcd has another cluster ID.
     ///
-    /// Invariant 1: while the cluster ID is not known, the record may belong to this etcd cluster.
+    /// Invariant 1: while the cluster ID is not known, the ownership may belong to this etcd cluster.
     pub fn matches(&self, owned: &OwnedStatus) -> bool {
         let id = self.cluster_id.as_deref();
         owned.cluster_uid == self.uid || id.is_none_or(|id| id == owned.cluster_id)
@@ -86,7 +87,7 @@ pub struct RoleSnapshot {
     /// Other EtcdRoles that name the same role, without those that are being deleted.
     pub rivals: Vec<Rival>,
     /// The permissions of the role in etcd; `None` if etcd has no such role. The error is the reason why the operator
-    /// does not know them.
+    /// does not know the permissions.
     pub found: Result<Option<Vec<KeyPermission>>, Trouble>,
 }
 
@@ -98,12 +99,12 @@ pub struct UserSnapshot {
     /// Other EtcdUsers that name the same user, without those that are being deleted.
     pub rivals: Vec<Rival>,
     /// The roles of the user in etcd; `None` if etcd has no such user. The error is the reason why the operator does
-    /// not know them.
+    /// not know the roles.
     pub found: Result<Option<Vec<String>>, Trouble>,
     /// The EtcdRoles in `spec.roles`, in the same order.
     pub roles: Vec<RoleFacts>,
     /// The version of the Secret with the password; `None` without `spec.password`. The error is the reason why the
-    /// operator cannot use it.
+    /// operator cannot use the Secret.
     pub password: Option<Result<PasswordStatus, Trouble>>,
     /// The answer of etcd to the password, if the plan has asked for it.
     pub check: Option<PasswordCheck>,
@@ -121,14 +122,14 @@ pub struct RoleFacts {
 /// The state of an EtcdRole that an EtcdUser names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoleState {
-    /// It does not exist or is being deleted.
+    /// The EtcdRole does not exist or is being deleted.
     Missing,
-    /// The operator cannot read it. The text is the cause.
+    /// The operator cannot read the EtcdRole. The text is the cause.
     Unreadable(String),
-    /// It belongs to the EtcdCluster of this name.
+    /// The EtcdRole belongs to the EtcdCluster of this name.
     OtherCluster(String),
-    /// It does not own its role in etcd yet. The text is the name of the role in etcd.
+    /// The EtcdRole does not own its role in etcd yet. The text is the name of the role in etcd.
     NotReady(String),
-    /// It owns the role with this name in etcd.
+    /// The EtcdRole owns the role with this name in etcd.
     Ready(String),
 }

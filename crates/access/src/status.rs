@@ -22,7 +22,7 @@ pub(crate) fn compute<K: AccessObject>(
     let generation = object.meta().generation;
     match &plan.record {
         Record::Keep => {}
-        // The password in another etcd cluster, or in a restored one, may differ, so the operator checks it again.
+        // The password may differ in another etcd cluster or after a restore, so the operator checks it again.
         Record::Owned(owned) => {
             (status.owned, status.password, status.checked) = (Some(owned.clone()), None, None);
         }
@@ -81,7 +81,8 @@ pub(crate) fn changes<K: AccessObject>(object: &K, executed: &Executed) -> Vec<N
     notices
 }
 
-/// The Event about the state of the object: a warning if a user must act. `None` if the operator is not waiting.
+/// The Event about the state of the object: a warning if a user must act. `None` if the object matches its spec or is
+/// in progress.
 pub(crate) fn waiting(plan: &Plan) -> Option<Notice> {
     let Trouble { reason, message } = plan.state.clone();
     let (word, action) = (reason.as_str(), "Reconcile");
@@ -94,7 +95,8 @@ pub(crate) fn waiting(plan: &Plan) -> Option<Notice> {
     }
 }
 
-/// Whether a change corrects etcd, because the role or the user has matched the same spec before.
+/// Whether a change of this reconcile corrects a change of another program: the role or the user has matched the
+/// current spec before.
 fn is_correction<K: AccessObject>(object: &K) -> bool {
     let status = object.common_status();
     let meta = object.meta();

@@ -22,17 +22,17 @@ pub(crate) struct ClusterChanges {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Hashes {
-    /// The whole object without its resourceVersion.
+    /// Hash of the whole object without its resourceVersion.
     whole: u64,
-    /// The part on which roles and users depend.
+    /// Hash of the fields on which roles and users depend.
     relevant: u64,
 }
 
 impl ClusterChanges {
     /// Whether the event about the EtcdCluster must trigger reconciles.
     ///
-    /// The object in the event of a deletion equals the object in the event before, except for its resourceVersion.
-    /// Such an event is therefore relevant.
+    /// The object in a deletion event equals the object in the previous event, except for its resourceVersion. An event
+    /// with an equal object is therefore relevant.
     pub(crate) fn is_relevant(&self, event: &Guarded<EtcdCluster>) -> bool {
         let Ok(cluster) = &event.0 else {
             return true;
@@ -110,7 +110,7 @@ mod tests {
             ("2", &size, false),
             ("3", &spec, true),
             ("4", &restored, true),
-            // The deletion.
+            // The deletion event: only the resourceVersion differs.
             ("5", &restored, true),
             // An EtcdCluster that is created again.
             ("6", &json!({}), true),

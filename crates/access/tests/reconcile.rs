@@ -160,7 +160,8 @@ impl Scene {
         self.patch_status::<Pod>(MEMBER, status).await;
     }
 
-    /// Waits until the condition Ready of the object has this status and this reason. Returns its message.
+    /// Waits until the condition Ready of the object has this status and this reason. Returns the message of the
+    /// condition.
     async fn await_ready<K>(&self, name: &str, status: &str, reason: &str) -> String
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -305,14 +306,14 @@ fn secret(password: &str) -> Value {
     json!({ "metadata": { "name": "app" }, "stringData": { "password": password } })
 }
 
-/// A client of an application. `None` if etcd rejects its password.
+/// A client that logs in to etcd as the user `app`. `None` if etcd rejects the password.
 async fn application(scene: &Scene, password: &str) -> Option<etcd_client::Client> {
     let options = etcd_client::ConnectOptions::new().with_user("app", password);
     let connected = etcd_client::Client::connect(&scene.via, Some(options)).await;
     connected.ok()
 }
 
-/// Invariant 43: the operator creates, corrects and deletes only its own roles and users.
+/// Invariant 43: the operator corrects and deletes only roles and users that an EtcdRole or EtcdUser owns.
 #[tokio::test]
 async fn invariant_43_users_and_roles_follow_their_objects() {
     let scene = Scene::start().await;

@@ -117,13 +117,13 @@ pub const FINALIZER_BACKUP: &str = "etcd.database.coreos.com/backup-before-delet
 pub const FINALIZER_FOREGROUND: &str = "foregroundDeletion";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
-/// Finalizer of an `EtcdMirror` that may have a checkpoint in its destination. The operator removes it after it has
-/// deleted the checkpoint.
+/// Finalizer of an `EtcdMirror` that may have a checkpoint in its destination. The operator removes the finalizer after
+/// it has deleted the checkpoint.
 pub const FINALIZER_MIRROR: &str = "etcd.database.coreos.com/mirror";
 /// The keys with the records of mirrors in a destination begin with this text. Mirrors do not copy such keys.
 pub const MIRROR_RECORDS: &str = "etcd.database.coreos.com/mirror/";
-/// Annotation of an `EtcdMirror` whose source was replaced. A user approves the new source by setting it to
-/// `<cluster ID of the source>/<last copied revision>`. The operator then copies all keys again.
+/// Annotation of an `EtcdMirror` whose source was replaced. A user approves the new source with the value `<cluster ID
+/// of the source>/<last copied revision>`. The operator then copies all keys again.
 pub const ANNOTATION_ACCEPT_SOURCE: &str = "etcd.database.coreos.com/accept-source";
 /// Finalizer of an `EtcdRole` or `EtcdUser` that may own a role or a user in etcd.
 pub const FINALIZER_ACCESS: &str = "etcd.database.coreos.com/access";

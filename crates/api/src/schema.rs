@@ -1,8 +1,8 @@
 //! Shared parts of the schemas.
 //!
-//! Embedded schemas of Kubernetes types have no descriptions, and neither have types that occur twice, such as the spec
-//! of an EtcdCluster in an EtcdRestore. With descriptions, the CRDs would be too large for `kubectl apply` (262144
-//! bytes) and for Helm's release Secret (1 MiB).
+//! Embedded schemas of Kubernetes types have no descriptions. A type that occurs twice has descriptions only once: the
+//! spec of an EtcdCluster has none in an EtcdRestore. With all descriptions, the CRDs would be too large for `kubectl
+//! apply` (262144 bytes) and for Helm's release Secret (1 MiB).
 
 use std::collections::BTreeMap;
 

@@ -176,7 +176,7 @@ pub enum Request {
     Etcd(EtcdCall),
     /// Writes a Secret of generated certificates.
     Certificate(CertificateWrite),
-    /// Writes a Certificate of cert-manager, or publishes an issued certificate.
+    /// Writes or deletes a Certificate of cert-manager, or publishes an issued certificate.
     Issued(IssuedWrite),
     /// Writes the Secret with the operator's record of passwords.
     Passwords(Passwords),

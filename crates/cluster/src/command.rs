@@ -53,8 +53,8 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Runs the command that the arguments of the process describe. The operator also runs the controllers in `others`.
-/// They get the flag `--create-crd`, and must return after the shutdown.
+/// Runs the command that the arguments of the process describe. `others` gets the operator and the flag `--create-crd`.
+/// It runs further controllers, which must end after the shutdown.
 ///
 /// # Errors
 /// If the operator ends without a shutdown signal, or cannot start.

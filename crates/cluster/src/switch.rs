@@ -154,9 +154,9 @@ fn at_stage(policy: Option<&TlsPolicy>, peer_stage: Option<PeerStage>) -> Option
     })
 }
 
-/// The next step of a change from or to generated certificates. Members use plain text with each other
-/// during the change, because they do not trust certificates of the other kind. For the same reason, the change fails
-/// unless clients may use plain text before and after it.
+/// The next step of a change from or to generated certificates. Members use plain text with each other during the
+/// change, because generated certificates and other certificates do not trust each other. For the same reason, the
+/// change fails unless clients may use plain text before and after it.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(mode(BOTH, ALL), [Tls]);
         assert_eq!(mode(ALL, BOTH), [Tls]);
         assert_eq!(mode(ALL, ALL), []);
-        // Static certificates and those of cert-manager can have a common CA.
+        // Static certificates and certificates of cert-manager can have a common CA.
         assert_eq!(mode(ALL, ISSUED), [Tls]);
         assert_eq!(mode(ISSUED, ALL), [Tls]);
     }

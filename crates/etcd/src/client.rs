@@ -77,7 +77,7 @@ impl EtcdClient {
     }
 
     /// Sets the maximum size of a response in bytes, except of a snapshot and of a watch. The default is sufficient for
-    /// all calls but [`EtcdClient::page`].
+    /// all calls except [`EtcdClient::page`].
     #[must_use]
     pub fn with_max_answer(self, bytes: usize) -> Self {
         Self {

@@ -43,7 +43,7 @@ impl KeyRange {
         }
     }
 
-    /// The keys of the range after `key`. The whole range without a key.
+    /// The keys of the range after `key`. `None` means the whole range.
     #[must_use]
     pub fn after(&self, key: Option<&[u8]>) -> Self {
         let start = key.map_or_else(|| self.start.clone(), next_key);
@@ -53,7 +53,7 @@ impl KeyRange {
         }
     }
 
-    /// The keys of the range up to `key`, including `key`. The whole range without a key.
+    /// The keys of the range up to `key`, including `key`. `None` means the whole range.
     #[must_use]
     pub fn up_to(&self, key: Option<&[u8]>) -> Self {
         let end = key.map_or_else(|| self.end.clone(), next_key);
@@ -74,7 +74,7 @@ impl KeyRange {
         !self.has_no_end() && self.start >= self.end
     }
 
-    /// Whether both ranges contain a common key.
+    /// Whether at least one key is in both ranges.
     pub fn overlaps(&self, other: &Self) -> bool {
         let begins_before_end_of =
             |range: &Self, end: &Self| end.has_no_end() || range.start < end.end;

@@ -42,7 +42,7 @@ fn permission(key: &str, end: &str, access: KeyAccess) -> KeyPermission {
     }
 }
 
-/// A client of a user, as applications use it.
+/// A client that logs in as a user, like the client of an application.
 async fn application(url: &str, user: &str, password: &str) -> etcd_client::Client {
     let options = etcd_client::ConnectOptions::new().with_user(user, password);
     let connected = etcd_client::Client::connect([url], Some(options)).await;

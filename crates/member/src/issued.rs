@@ -55,8 +55,8 @@ pub fn issuer_resource(issuer: &IssuerRef) -> Option<(ApiResource, bool)> {
     Some((resource, namespaced))
 }
 
-/// The settings for which the operator writes Certificates, while members use the policy `at` and the next step of a
-/// TLS change is `next`. `None` if neither uses cert-manager.
+/// The settings for which the operator writes Certificates. Members use the policy `at`, and `next` is the policy of
+/// the next step of a TLS change. `None` if neither policy uses cert-manager.
 pub fn settings(at: Option<&TlsPolicy>, next: Option<&TlsPolicy>) -> Option<CertManagerTls> {
     let of = |policy: Option<&TlsPolicy>| policy.and_then(|tls| tls.cert_manager.clone());
     match (of(at), of(next)) {
@@ -118,14 +118,14 @@ pub enum Written {
     AsMade,
 }
 
-/// A certificate: its Certificate, the Secret of cert-manager, and the published Secret.
+/// One issued certificate: the object Certificate, the Secret of cert-manager, and the published Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The purpose of the certificate.
     pub of: IssuedCertificate,
     /// UID of the Certificate, if it exists.
     pub uid: Option<String>,
-    /// The state of the Certificate.
+    /// How the Certificate differs from the Certificate that the operator would write.
     pub written: Written,
     /// True if cert-manager reports the Certificate as ready, and is not issuing another certificate.
     pub ready: bool,
@@ -225,7 +225,8 @@ impl Issuance {
         found
     }
 
-    /// Adds the state of an issuer to the problems of its certificates. `there` is `None` if the issuer does not exist.
+    /// Replaces the problems of an issuer's certificates if the issuer does not exist or is not ready. `there` is
+    /// `None` if the issuer does not exist.
     pub fn blame(
         &mut self,
         tls: &CertManagerTls,
@@ -256,8 +257,8 @@ impl Issuance {
         }
     }
 
-    /// Replaces the fault of each Secret that is not published yet by its cause. A Secret of another owner is a fault,
-    /// so that no member starts with it.
+    /// For each Secret in `tls` that is not published yet, replaces the fault by its cause. A Secret of another owner
+    /// gets a fault too, so that no member starts with it.
     pub fn explain(&self, tls: &mut ClusterTls) {
         let slots = [
             (Purpose::Peer, &mut tls.peer),
@@ -360,7 +361,8 @@ fn condition(object: &DynamicObject, kind: &str) -> Option<(bool, String)> {
     Some((found["status"] == "True", text))
 }
 
-/// True if the Certificate is ready and is not being renewed. The previous certificate is ready during a renewal.
+/// True if the Certificate is ready and is not being renewed. During a renewal, cert-manager reports the previous
+/// certificate as ready.
 fn is_ready(certificate: &DynamicObject) -> bool {
     let is_true = |kind| condition(certificate, kind).is_some_and(|(is_true, _)| is_true);
     is_true("Ready") && !is_true("Issuing")

@@ -77,8 +77,9 @@ impl ClusterTls {
         faults
     }
 
-    /// The fault of a change from these Secrets to `next`, if members with the one and with the other would reject each
-    /// other. `started` contains the authorities that the running members have started with, by their names.
+    /// The fault of a change from these Secrets to the Secrets `next`, if members with current Secrets and members with
+    /// new Secrets would reject each other. `started` contains the authorities with which each running member was
+    /// started, by the name of the member.
     pub fn fault_of_change(
         &self,
         next: &Self,
@@ -96,7 +97,7 @@ impl ClusterTls {
             let secret = own.secret.clone();
             Some(Slot { secret, found })
         };
-        // Members with the new trust bundles get connections with the current certificates.
+        // During the change, members with current certificates connect to members with new trust bundles.
         let before = Self {
             peer: mixed(&self.peer, &next.peer),
             server: mixed(&self.server, &next.server),

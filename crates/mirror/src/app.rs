@@ -72,7 +72,7 @@ impl Mirrors {
             max_mirrors: limits.concurrent,
         });
         Self {
-            // The objects are counted separately, so that the metric of managed objects contains only EtcdBackups.
+            // The EtcdMirrors have a separate count, so that the metric of managed objects counts only EtcdBackups.
             operator: Operator {
                 objects: Objects::default(),
                 ..operator.clone()
@@ -83,7 +83,7 @@ impl Mirrors {
         }
     }
 
-    /// The metrics.
+    /// The metrics of all EtcdMirrors.
     pub fn metrics(&self) -> MirrorMetrics {
         MirrorMetrics {
             objects: self.reconciler.objects.clone(),
@@ -91,8 +91,8 @@ impl Mirrors {
         }
     }
 
-    /// Runs the controller until the shutdown. Waits for the CRD first, because an earlier release has not installed
-    /// it. Backups do not wait meanwhile (invariant 15).
+    /// Runs the controller until the shutdown. Waits for the CRD first, because earlier releases have not installed it.
+    /// The controller of EtcdBackups does not wait for this CRD (invariant 15).
     pub async fn run(self) {
         let Self {
             operator,

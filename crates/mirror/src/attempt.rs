@@ -27,27 +27,29 @@ use crate::step::{Step, divided};
 /// Maximum size of a page in bytes. A mirror has at most one page of each cluster, or one batch of a watch, in memory.
 const MAX_PAGE: usize = 16 << 20;
 
-/// A page with fewer bytes doubles the number of keys of the next page.
+/// After a page with fewer bytes, the mirror requests twice as many keys for the next page.
 const SMALL_PAGE: usize = 1 << 20;
 
-/// Number of keys of the first page, and maximum number of keys of a page.
+/// Number of keys that a copy requests for its first page.
 const FIRST_KEYS: i64 = 128;
+/// Maximum number of keys of a page.
 const MAX_KEYS: i64 = 4_096;
 
-/// Maximum number of checkpoints of other mirrors that are read at once.
+/// Maximum number of checkpoints that one call reads during the search for overlapping mirrors.
 const CHECKPOINTS: i64 = 100;
 
 /// Interval at which a mirror reads the newest revision of its source.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// Interval at which a checkpoint records the progress of a source without changes of copied keys. A later checkpoint
-/// makes a copy of all keys after a compaction less probable, but each checkpoint is a write.
+/// Interval at which a mirror writes its checkpoint while no copied key changes in the source. A newer checkpoint makes
+/// a copy of all keys after a compaction less probable, but each checkpoint is a write to the destination.
 const IDLE_CHECKPOINT: Duration = Duration::from_mins(1);
 
-/// A watch that has delivered nothing for this time, although the source has newer revisions, is started again.
+/// If a mirror makes no progress for this time, although the source has newer revisions, the attempt fails, and the
+/// next attempt starts a new watch.
 const STALL: Duration = Duration::from_mins(1);
 
-/// Number of requested keys, so that pages stay within the limit.
+/// Number of keys to request for the next page, so that the page stays within `MAX_PAGE`.
 struct PageSize(i64);
 
 impl PageSize {
@@ -60,7 +62,7 @@ impl PageSize {
     }
 }
 
-/// One attempt.
+/// One attempt of a mirror.
 pub(crate) struct Attempt<'a> {
     identity: &'a Identity,
     ends: &'a Ends,
@@ -69,14 +71,15 @@ pub(crate) struct Attempt<'a> {
     changed: &'a (dyn Fn() + Send + Sync),
     source: EtcdClient,
     destination: EtcdClient,
-    /// The member of the source.
+    /// The client URL of the source's member that this attempt uses.
     from: &'a str,
-    /// The member of the destination.
+    /// The client URL of the destination's member that this attempt uses.
     to: &'a str,
 }
 
 impl<'a> Attempt<'a> {
-    /// Creates an attempt. `number` selects the members, so that each attempt uses other members.
+    /// Creates an attempt. `number` is the number of the attempt. It selects the members, so that consecutive attempts
+    /// use different members of a cluster with several endpoints.
     pub(crate) fn new(
         identity: &'a Identity,
         ends: &'a Ends,
@@ -128,8 +131,8 @@ impl<'a> Attempt<'a> {
             accepted,
         )?;
         let mut stored = match (begun, stored) {
-            // Invariant 42: after a promotion by another process, this process must not begin to copy again. An empty
-            // destination would permit it.
+            // Invariant 42: another process may have promoted the destination, and thereby deleted the checkpoint. This
+            // process must not create the checkpoint again, although an empty destination would permit this.
             (Beginning::Register(_), _) if self.monitor.is_registered(destination.cluster_id) => {
                 return Err(Refusal::CheckpointDeleted.into());
             }
@@ -159,7 +162,7 @@ impl<'a> Attempt<'a> {
 
     /// The cluster ID and the newest revision of the source.
     async fn newest(&self) -> Result<(ClusterId, i64), Failure> {
-        // A user with rights only for the copied keys must be able to read this key.
+        // The mirror reads the first key of its range, because its etcd user may have rights only for the copied keys.
         let range = self.identity.mapping.source_range();
         let first = KeyRange::key(&range.start);
         let page = self.source.page(self.from, &first, 0, 1).await;
@@ -178,11 +181,11 @@ impl<'a> Attempt<'a> {
         stored(&self.destination, self.to, &self.identity.uid).await
     }
 
-    /// Creates the checkpoint of a new mirror. If another process or another mirror has changed the destination
-    /// meanwhile, the next attempt reads the destination again.
+    /// Creates the checkpoint of a new mirror. If another process or another mirror changes the destination during the
+    /// call, the call fails, and the next attempt reads the destination again.
     ///
-    /// Invariant 42: the transaction succeeds only if no key of the destination exists, and if no other mirror was
-    /// registered since the check for mirrors with overlapping keys.
+    /// Invariant 42: the transaction succeeds only if the destination has no key with the mirror's prefix, and if no
+    /// other mirror has created a checkpoint since the read of the registry, which precedes `check_mirrors`.
     async fn register(&self, checkpoint: Checkpoint) -> Result<Stored, Failure> {
         let stored = Stored::new(checkpoint);
         let key = checkpoint_key(&self.identity.uid);
@@ -191,8 +194,8 @@ impl<'a> Attempt<'a> {
         let registry = KeyRange::key(&registry_key());
         let registry = self.destination_page(&registry, 1).await?;
         self.check_mirrors().await?;
-        // The empty ranges are also preconditions of the transaction. They are read first, because etcd reads all keys
-        // of a range for a precondition.
+        // The transaction requires that these ranges are empty. The mirror first reads one key of each range, because
+        // etcd reads all keys of a range to check the precondition.
         for part in &parts {
             let is_empty = self.destination_page(part, 1).await?.entries.is_empty();
             if !is_empty && self.stored().await?.is_none() {
@@ -231,8 +234,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Copies all keys of the revision of the checkpoint. Returns the checkpoint after the copy, or the checkpoint of a
-    /// new copy if the source has compacted the revision.
+    /// Copies all keys that the source has at the revision of the checkpoint. Returns the checkpoint after the copy, or
+    /// the checkpoint of a new copy if the source has compacted the revision.
     async fn copy(&self, mut stored: Stored) -> Result<Stored, Failure> {
         let mapping = &self.identity.mapping;
         let mut sizes = (PageSize(FIRST_KEYS), PageSize(FIRST_KEYS));
@@ -258,8 +261,8 @@ impl<'a> Attempt<'a> {
             let groups = divided(found.operations, self.ends.limits);
             let count = groups.len();
             for (index, operations) in groups.into_iter().enumerate() {
-                // Only the last group advances the checkpoint. If the mirror is interrupted before, it compares the
-                // same keys again.
+                // Only the last group advances the checkpoint. If the attempt ends before the last group, the next
+                // attempt compares the same keys again.
                 let next = if index + 1 == count {
                     stored.checkpoint.copied(found.up_to.as_deref())
                 } else {
@@ -276,7 +279,7 @@ impl<'a> Attempt<'a> {
         Ok(stored)
     }
 
-    /// Begins a copy of all keys of the newest revision.
+    /// Begins a copy of all keys at the newest revision of the source.
     async fn restart(&self, stored: &Stored, reason: CopyReason) -> Result<Stored, Failure> {
         let source = self.newest().await?;
         check_source(&stored.checkpoint, source)?;
@@ -284,7 +287,8 @@ impl<'a> Attempt<'a> {
         self.commit(stored, only_checkpoint(next)).await
     }
 
-    /// Applies the changes of the source. Returns the checkpoint of a new copy if the source has compacted changes.
+    /// Applies the changes of the source until a failure. Returns the checkpoint of a new copy if the source has
+    /// compacted changes, or has sent them out of order.
     async fn follow(&self, mut stored: Stored) -> Result<Stored, Failure> {
         let from_source = |error: Error| Failure::Etcd(Side::Source, error);
         let status = self.source.status(self.from).await;
@@ -348,14 +352,14 @@ impl<'a> Attempt<'a> {
                     } else if advanced.1.elapsed() > STALL {
                         return Err(Failure::WatchStalled);
                     }
-                    // etcd ends the connection if the request fails, and then `next` returns the error.
+                    // The request fails only if the connection has ended, and then `next` returns the error.
                     let _ = watch.request_progress().await;
                 }
             }
         }
     }
 
-    /// Sends a step. Returns the stored checkpoint after it.
+    /// Sends a step. Returns the checkpoint that the destination stores after the step.
     async fn commit(&self, stored: &Stored, step: Step) -> Result<Stored, Failure> {
         let begins_split = step.begins_split;
         let (precondition, operations, next) = step.request(stored);
@@ -440,8 +444,8 @@ pub(crate) fn check_cluster(side: Side, found: ClusterId, end: &End) -> Result<(
     }
 }
 
-/// Invariant 42: the mirror copies no keys of another source without an approval. The source can be replaced at any
-/// time, and the next attempt then asks for the approval.
+/// Invariant 42: the mirror copies no keys of another source without an approval. If the source is replaced during an
+/// attempt, the attempt fails, and the next attempt requires the approval.
 fn check_source(checkpoint: &Checkpoint, source: (ClusterId, i64)) -> Result<(), Failure> {
     if is_same_source(checkpoint, source) {
         Ok(())

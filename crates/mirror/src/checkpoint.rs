@@ -19,7 +19,7 @@ pub struct Identity {
     pub mapping: Mapping,
 }
 
-/// The progress of a mirror: which state of the source the destination contains.
+/// The progress of a mirror: which keys and changes of the source the destination contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checkpoint {
@@ -33,9 +33,10 @@ pub struct Checkpoint {
     pub destination_prefix: String,
     /// The cluster ID of the source, in hexadecimal.
     pub source: String,
-    /// A revision of the source. [`Phase`] has its meaning.
+    /// A revision of the source. Its meaning depends on the phase (see [`Phase`]).
     pub revision: i64,
-    /// The number of transactions of the mirror, so that no two states of a destination have equal checkpoints.
+    /// The number of transactions that the mirror has applied. Each transaction increments it, so no two states of a
+    /// destination have equal checkpoints.
     pub transactions: u64,
     /// What the mirror does.
     pub phase: Phase,
@@ -45,7 +46,7 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "type")]
 pub enum Phase {
-    /// The mirror copies all keys of the revision.
+    /// The mirror copies all keys that the source has at `revision`.
     #[serde(rename_all = "camelCase")]
     Copying {
         /// Why all keys are copied.
@@ -54,7 +55,7 @@ pub enum Phase {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<String>,
     },
-    /// The destination contains the source at the revision. The mirror applies the changes after it.
+    /// The destination contains all changes of the source up to `revision`. The mirror applies the later changes.
     #[serde(rename_all = "camelCase")]
     Following {
         /// The transaction of the source that is applied in part.
@@ -94,7 +95,7 @@ impl CopyReason {
 pub struct Split {
     /// The revision of the transaction.
     pub revision: i64,
-    /// The number of its events that are applied.
+    /// The number of events of this transaction that are applied.
     pub applied: u64,
 }
 
@@ -103,7 +104,8 @@ pub struct Split {
 pub struct Stored {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// The value. Another release can encode the same checkpoint differently, so preconditions use the stored value.
+    /// The value in the destination. Another release of the operator can encode the same checkpoint differently, so
+    /// preconditions use this value.
     pub value: Bytes,
 }
 
@@ -205,7 +207,7 @@ impl Checkpoint {
         }
     }
 
-    /// The last copied key. `None` before the first key.
+    /// The last copied key. `None` before the first key, and after the copy.
     pub fn last_copied(&self) -> Option<Bytes> {
         match &self.phase {
             Phase::Copying {

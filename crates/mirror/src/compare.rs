@@ -7,7 +7,7 @@ use etcd::{KeyPage, Operation};
 
 use crate::mapping::{Mapping, is_record};
 
-/// The differences of the keys up to a key of the source.
+/// The differences between the keys of a source and of a destination, up to a key of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The changes that make the destination equal to the source.
@@ -18,8 +18,9 @@ pub struct Difference {
     pub compared: usize,
 }
 
-/// Compares the next keys of a source with the next keys of a destination. Both pages begin after the same key. The
-/// difference ends where the first of both pages ends.
+/// Compares a page of a source with a page of a destination. Both pages begin after the same key. If a page is not the
+/// last page, the difference ends at its last key. If neither page is the last page, it ends at the smaller of both
+/// last keys.
 pub fn compare(mapping: &Mapping, source: KeyPage, destination: KeyPage) -> Difference {
     let end = |page: &[(Bytes, Bytes)], has_more: bool| {
         let last = page.last().filter(|_| has_more);

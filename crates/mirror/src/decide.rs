@@ -5,10 +5,11 @@ use etcd::{ClusterId, KeyPage};
 
 use crate::checkpoint::{Checkpoint, CopyReason, Identity, Phase, Stored, checkpoint_prefix};
 
-/// The beginning of a mirror.
+/// What a mirror does first in an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// The destination has no checkpoint. The mirror creates this checkpoint if no key of the destination exists.
+    /// The destination has no checkpoint of the mirror. The mirror creates this checkpoint if the destination has no
+    /// key with the mirror's prefix.
     Register(Checkpoint),
     /// The mirror replaces its checkpoint by this checkpoint, and copies all keys again.
     Restart(Checkpoint),
@@ -36,7 +37,7 @@ pub enum Refusal {
         /// The prefix of the destination.
         prefix: String,
     },
-    /// The destination contained a checkpoint before.
+    /// The destination contained the checkpoint of the mirror before, and no longer contains it.
     #[error(
         "the destination no longer contains the checkpoint of this mirror: another process has promoted the \
          destination, or a user has deleted the checkpoint. To copy again, delete this EtcdMirror, and create another \
@@ -128,8 +129,8 @@ pub fn begin(
         });
     }
     let copied = checkpoint.reached();
-    // Invariant 42: a mirror deletes the keys that another source does not have only after a user has approved this
-    // source.
+    // Invariant 42: a copy of another source deletes the keys that this source does not have, so a user must approve
+    // the source first.
     if !is_same_source(checkpoint, source) {
         if accepted != Some(format!("{found}/{copied}").as_str()) {
             return Err(Refusal::SourceReplaced {
@@ -149,7 +150,8 @@ pub fn begin(
     })
 }
 
-/// Whether a source has the history of a checkpoint. `source` is its cluster ID and its newest revision.
+/// Whether the source with this cluster ID (`found`) and this newest revision contains all revisions that a checkpoint
+/// records.
 pub fn is_same_source(checkpoint: &Checkpoint, (found, revision): (ClusterId, i64)) -> bool {
     checkpoint.source == found.to_string() && checkpoint.reached() <= revision
 }
@@ -157,8 +159,7 @@ pub fn is_same_source(checkpoint: &Checkpoint, (found, revision): (ClusterId, i6
 /// Checks that no other mirror writes to the keys of this mirror. `checkpoints` contains all checkpoints of the
 /// destination.
 ///
-/// # Errors
-/// Fails with the first mirror that overlaps, or with the first checkpoint that cannot be parsed.
+/// Fails with the first mirror whose keys overlap, or with the first checkpoint that cannot be parsed.
 pub fn check_overlap(identity: &Identity, checkpoints: &KeyPage) -> Result<(), Refusal> {
     let own = identity.mapping.destination_range();
     for (key, value) in &checkpoints.entries {
@@ -231,7 +232,8 @@ mod tests {
         assert_eq!(same, Err(Refusal::SameCluster(DESTINATION)));
     }
 
-    /// Invariant 42: an empty cluster at a wrong endpoint must not delete the copied keys.
+    /// Invariant 42: another cluster at the endpoint, or an earlier state of the source, must not cause deletions of
+    /// copied keys.
     #[test]
     fn invariant_42_replaced_source_needs_approval() {
         let known = following(9);
@@ -254,7 +256,8 @@ mod tests {
                 (next.source, next.revision),
                 (source.0.to_string(), source.1)
             );
-            // After the copy, the checkpoint has another revision or cluster ID, so the approval is used only once.
+            // The approval names one source and the copied revision, so it does not permit a later replacement of the
+            // source.
             let copied = following(source.1);
             let again = begun(Some(&copied), (ClusterId(0xd), 1), Some(&approval));
             assert!(matches!(again, Err(Refusal::SourceReplaced { .. })));

@@ -115,7 +115,8 @@ async fn source(client: &Client, mirror: &EtcdMirror, rule: &EndpointRule) -> Re
     for url in members::completed(&spec.etcd_endpoints, &namespace) {
         let named = (field, url.as_str());
         let reach = Box::pin(members::reach(client, &namespace, named, rule)).await;
-        // Invariant 28: the operator connects to a URL, to the pods of an EtcdCluster of this namespace, or not at all.
+        // Invariant 28: `reach` decides whether the operator connects to the URL, to the pods of an EtcdCluster of this
+        // namespace, or not at all.
         match reach.map_err(trouble)? {
             EndpointReach::Direct => end.endpoints.push(url),
             EndpointReach::Pods(pods) => {
@@ -150,8 +151,8 @@ async fn source(client: &Client, mirror: &EtcdMirror, rule: &EndpointRule) -> Re
     Ok(end)
 }
 
-/// Reads the connection to the destination of a deleted mirror. `None` if its EtcdCluster does not exist or has never
-/// formed, so that it contains no checkpoint.
+/// Reads the connection to the destination of a deleted mirror. `None` if the destination contains no checkpoint,
+/// because its EtcdCluster does not exist or has never formed.
 pub(crate) async fn released(client: &Client, mirror: &EtcdMirror) -> Result<Option<End>, Trouble> {
     let Some(cluster) = destination_cluster(client, mirror).await? else {
         return Ok(None);

@@ -33,7 +33,7 @@ pub enum Failure {
     /// The endpoints belong to another cluster than the EtcdCluster.
     #[error("{side:?}: found cluster {found}, expected {expected}")]
     OtherCluster {
-        /// The cluster.
+        /// The side of the mirror to which the endpoints belong.
         side: Side,
         /// The cluster ID that an endpoint has reported.
         found: ClusterId,
@@ -46,7 +46,8 @@ pub enum Failure {
     /// The mirror must not work until a user acts.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The checkpoint has changed, for example by an earlier attempt whose answer was lost. The mirror reads it again.
+    /// The checkpoint has changed, for example by an earlier attempt whose answer was lost. The next attempt reads the
+    /// checkpoint again.
     #[error("the checkpoint has changed")]
     CheckpointChanged,
     /// The source was replaced during the attempt. The next attempt decides whether the mirror may continue.
@@ -61,7 +62,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Converts the error of a page. A compacted revision is not a failure, so the caller handles it before.
+    /// Converts the error of a page. A caller that reads an older revision handles `Compacted` itself. Here, the error
+    /// means that etcd has compacted the newest revision during the read.
     pub(crate) fn of_page(side: Side, error: PageError) -> Self {
         match error {
             PageError::Failed(error) => Self::Etcd(side, error),
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_is_reported_with_its_side_and_remedy() {
+    fn failure_is_reported_with_its_side_and_reason() {
         let text = || "e: x".to_owned();
         for (failure, reason, needs_user) in [
             (

@@ -1,8 +1,8 @@
 //! Computes the transactions of a mirror from the events of its source. Performs no I/O.
 //!
-//! A transaction of the source becomes one transaction of the destination. Consecutive transactions are combined if
-//! their keys differ and the limits permit, so clients that watch the destination still receive every change. A
-//! transaction that exceeds a limit is applied in parts, and the checkpoint counts its applied events.
+//! A transaction of the source becomes one transaction of the destination. Consecutive transactions are combined only
+//! if they change different keys and fit into the limits. Clients that watch the destination therefore receive every
+//! change. A transaction that exceeds a limit is applied in parts, and the checkpoint counts its applied events.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -19,12 +19,13 @@ pub enum FollowError {
     /// The batch belongs to another cluster.
     #[error("the endpoint belongs to another etcd cluster")]
     OtherCluster,
-    /// An event arrived after events or a progress notification of later revisions, so that events may be missing.
+    /// An event arrived after a later revision, or in the place of the next event of a split transaction. Events may be
+    /// missing.
     #[error("the source has sent revision {found} after revision {seen}")]
     OutOfOrder {
         /// The revision of the event.
         found: i64,
-        /// The later revision that arrived before.
+        /// The revision that arrived before the event.
         seen: i64,
     },
 }
@@ -40,8 +41,9 @@ struct Pending {
 /// Applies the events of one watch. The watch must start with the revision of the checkpoint, although the follower
 /// skips the events of this revision.
 ///
-/// Reason: etcd before 3.4.34 and 3.5.16 can lose deletions in the revision at which it was compacted. A watch from the
-/// last applied revision fails instead.
+/// Reason: etcd before 3.4.34 and 3.5.16 can omit the deletions of the compacted revision from a watch that starts with
+/// this revision. A watch that starts with the last applied revision fails in this case, because its start is
+/// compacted.
 #[derive(Debug)]
 pub struct Follower {
     checkpoint: Checkpoint,
@@ -56,16 +58,16 @@ pub struct Follower {
     seen: i64,
     /// All events up to this revision have arrived.
     complete: i64,
-    /// All events up to this revision have arrived, by a progress notification.
+    /// A progress notification has proven that all events up to this revision have arrived.
     progress: i64,
-    /// The revision of the last progress notification, if no event arrived after the notification. 0 otherwise.
+    /// The revision of the last progress notification. 0 if an event arrived after the notification.
     notified: i64,
-    /// The number of events to skip, because the checkpoint contains them.
+    /// The number of events of a split transaction to skip, because the checkpoint counts them as applied.
     skip: u64,
 }
 
 impl Follower {
-    /// Continues after a checkpoint of a mirror that follows its source.
+    /// Creates a follower that continues after a checkpoint of the phase `Following`.
     pub fn new(
         checkpoint: Checkpoint,
         mapping: Mapping,
@@ -94,7 +96,7 @@ impl Follower {
     }
 
     /// The revision of the source that the destination contains. It can be higher than the revision of the checkpoint,
-    /// because revisions without copied keys do not change the checkpoint.
+    /// because a progress notification alone does not change the checkpoint.
     pub fn position(&self) -> i64 {
         if self.pending.is_empty() && self.checkpoint.split().is_none() {
             self.checkpoint.revision.max(self.progress)
@@ -129,8 +131,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Adds a progress notification. If a notification can precede earlier events, it counts only after a second
-    /// notification without an event between both.
+    /// Adds a progress notification. Without `trusts_progress`, earlier events can arrive after a notification. The
+    /// notification then counts only after a second notification, if no event arrives between them.
     fn notify(&mut self, revision: i64) {
         let before = std::mem::replace(&mut self.notified, revision);
         let proven = if self.trusts_progress {
@@ -162,7 +164,7 @@ impl Follower {
         }
         let key = self.mapping.to_destination(&event.change.key);
         let operation = key.map(|key| match event.change.value {
-            // The key gets no lease. If the lease ends in the source, its deletions arrive as events.
+            // The key gets no lease. If the lease in the source ends, the deletions of its keys arrive as events.
             Some(value) => Operation::Put {
                 key,
                 value: value.content,
@@ -197,8 +199,8 @@ impl Follower {
         })
     }
 
-    /// The transaction that records the progress of a source without changes of copied keys. `None` if the checkpoint
-    /// is up to date.
+    /// The transaction that records the progress of a source without changes of copied keys. `None` without
+    /// `trusts_progress`, while events are pending, or if the checkpoint is up to date.
     pub fn idle(&self) -> Option<Step> {
         let is_idle = self.pending.is_empty() && self.checkpoint.split().is_none();
         let is_behind = self.progress > self.checkpoint.revision;
@@ -227,8 +229,8 @@ impl Follower {
             .count()
     }
 
-    /// The number of the first events of the same revision that fit into one transaction. etcd rejects a transaction
-    /// that changes a key twice.
+    /// The number of events of the first pending revision that fit into one transaction, at least 1. etcd rejects a
+    /// transaction that changes a key twice.
     fn fitting(&self) -> usize {
         let (mut room, mut keys) = (Room::new(self.limits), HashSet::new());
         let first = self.pending.front().map(|event| event.revision);
@@ -239,7 +241,8 @@ impl Follower {
             .max(1)
     }
 
-    /// The number of events of the complete transactions that fit into one transaction, at least `whole`.
+    /// The number of pending events for the next transaction of the destination: as many complete transactions of the
+    /// source as fit together, and at least the first `whole` events.
     fn combined(&self, whole: usize) -> usize {
         let (mut room, mut keys) = (Room::new(self.limits), HashSet::new());
         let mut count = 0;
@@ -277,7 +280,8 @@ impl Follower {
     }
 }
 
-/// Adds an event to a transaction. Returns false if the event does not fit, or if its key is already changed.
+/// Adds an event to a transaction. Returns false if the event does not fit, or if the transaction already changes its
+/// key.
 fn is_added<'a>(event: &'a Pending, room: &mut Room, keys: &mut HashSet<&'a Bytes>) -> bool {
     let is_new = |operation: &'a Operation| !keys.contains(operation.key());
     if !event.operation.as_ref().is_none_or(is_new) || !room.add(event.operation.as_ref()) {
@@ -287,8 +291,8 @@ fn is_added<'a>(event: &'a Pending, room: &mut Room, keys: &mut HashSet<&'a Byte
     true
 }
 
-/// Whether a progress notification of this etcd release proves that all earlier events have arrived. Releases before
-/// 3.4.25 and 3.5.8 can send earlier events after a progress notification.
+/// Whether a progress notification of the etcd release `version` proves that all earlier events have arrived. Releases
+/// before 3.4.25 and 3.5.8 can send earlier events after a progress notification.
 pub fn trusts_progress(version: &str) -> bool {
     let mut parts = version.trim_start_matches('v').split(['.', '-', '+']);
     let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use jiff::Timestamp;
 
 /// Maximum number of observed revisions that the destination has not reached. With one observation every five seconds,
-/// they cover five minutes. If the lag is longer, it is reported with this precision.
+/// they cover five minutes. If the lag is longer, every second observation is dropped, and the reported lag is less
+/// precise.
 const MAX_OBSERVATIONS: usize = 60;
 
 /// Measures the lag of one mirror.
@@ -33,7 +34,7 @@ impl LagMeter {
     pub fn observe(&mut self, newest: i64, at: Timestamp) {
         self.newest = self.newest.max(newest);
         if self.ahead.len() == MAX_OBSERVATIONS {
-            // Every second observation is dropped, so that the oldest one is kept.
+            // Every second observation is dropped, but the oldest observation stays.
             let mut index = 0;
             self.ahead.retain(|_| {
                 index += 1;

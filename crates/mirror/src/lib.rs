@@ -1,5 +1,5 @@
-//! Mirrors: copies keys of one etcd cluster to another continuously, and the controller of EtcdMirrors. The process of
-//! the backup operator runs this controller.
+//! Mirrors: this crate copies the keys of one etcd cluster to another cluster continuously, and contains the controller
+//! of EtcdMirrors. The process of the backup operator runs this controller.
 //!
 //! The modules `decide`, `compare` and `follow` compute the transactions of a mirror from its checkpoint and from the
 //! source, without I/O. The module `attempt` sends them. Invariant 42: each transaction has the stored checkpoint as

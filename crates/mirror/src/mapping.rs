@@ -40,12 +40,13 @@ impl Mapping {
         KeyRange::prefix(self.destination.as_bytes())
     }
 
-    /// The key in the destination for a key of the source. `None` if the key is not copied, because it does not have
-    /// the prefix or belongs to the records of mirrors.
+    /// The key in the destination for a key of the source. `None` if the key is not copied: it does not have the
+    /// prefix, belongs to the records of mirrors, or would be empty.
     pub fn to_destination(&self, key: &[u8]) -> Option<Bytes> {
         let rest = key.strip_prefix(self.source.as_bytes())?;
         let mapped = Bytes::from([self.destination.as_bytes(), rest].concat());
-        // etcd rejects an empty key. The source has a key that equals its prefix, and the destination has no prefix.
+        // etcd rejects an empty key. The mapped key is empty if the key equals the prefix of the source, and the
+        // destination has no prefix.
         let is_copied = !mapped.is_empty() && !is_record(key) && !is_record(&mapped);
         is_copied.then_some(mapped)
     }
@@ -57,8 +58,8 @@ impl Mapping {
         Some(Bytes::from([self.source.as_bytes(), rest].concat()))
     }
 
-    /// The keys of the destination for the keys of the source after `after`, up to and including `up_to`. Without a
-    /// limit, the range reaches to the beginning or to the end of the prefix.
+    /// The keys of the destination for the keys of the source after `after`, up to and including `up_to`. Without
+    /// `after`, the range begins with the prefix. Without `up_to`, it ends with the last key of the prefix.
     pub fn destination_part(&self, after: Option<&[u8]>, up_to: Option<&[u8]>) -> KeyRange {
         let mapped = |key: &[u8]| {
             let rest = key.strip_prefix(self.source.as_bytes()).unwrap_or_default();

@@ -109,7 +109,7 @@ fn values(
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let status = mirror.status.as_ref();
     let lag = progress.and_then(|progress| progress.lag);
-    // The lag in seconds is computed from the last known time, so it grows while the mirror is interrupted.
+    // The lag in seconds is computed from the last known `synced` time, so it grows while the mirror is interrupted.
     let synced = lag.and_then(|lag| lag.synced).or_else(|| {
         let time = status.and_then(|status| status.synced_time.as_ref());
         time.map(|time| time.0)

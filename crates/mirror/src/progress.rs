@@ -36,11 +36,11 @@ pub struct Progress {
     pub trouble: Option<Trouble>,
     /// The cluster ID of the source.
     pub source: Option<ClusterId>,
-    /// The revision of the source that the destination contains, or at which all keys are copied.
+    /// The revision of the source that the destination contains. During a copy, the revision whose keys are copied.
     pub revision: Option<i64>,
     /// The lag. `None` unless the mirror follows its source.
     pub lag: Option<Lag>,
-    /// The last copy of all keys. `None` if this process has continued after a complete copy.
+    /// The last copy of all keys. `None` if this process has only applied changes.
     pub copy: Option<CopyProgress>,
     /// Number of transactions that the destination has applied.
     pub transactions: u64,
@@ -128,7 +128,7 @@ impl Monitor {
         before != (progress.state, false)
     }
 
-    /// Records the beginning of a copy, or its continuation after a restart.
+    /// Records the beginning of a copy, or its continuation after an interruption.
     pub(crate) fn begin_copy(&self, reason: CopyReason) {
         let mut shared = self.shared();
         let known = shared.progress.copy.as_ref();
@@ -217,8 +217,8 @@ impl Monitor {
         self.shared().meter.observe(newest, at);
     }
 
-    /// Records the revision that the destination contains. Returns true if the destination has just reached the source
-    /// after a time behind it.
+    /// Records the revision that the destination contains. Returns true if the destination has now reached the newest
+    /// observed revision of the source, and was behind it or had an unknown lag before.
     pub(crate) fn measure(&self, position: i64) -> bool {
         let mut shared = self.shared();
         let known = shared.progress.lag;

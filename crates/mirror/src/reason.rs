@@ -10,11 +10,11 @@ api::reasons! {
         AccessDenied,
         /// An EtcdCluster does not exist or cannot be read.
         ClusterMissing,
-        /// Keys that the mirror must not change, or another mirror, prevent the copy.
+        /// The mirror refuses to copy, for example because another mirror writes to the same keys.
         Conflict,
-        /// All keys are copied for the first time.
+        /// The mirror copies all keys for the first time.
         Copying,
-        /// All keys are copied.
+        /// A copy of all keys is complete.
         CopyComplete,
         /// A copy of all keys has begun.
         CopyStarted,
@@ -28,11 +28,11 @@ api::reasons! {
         InvalidSpec,
         /// The mirror was deleted, and the destination contains the source at the last checkpoint.
         Promoted,
-        /// The mirror was deleted before all keys were copied.
+        /// The mirror was deleted before all keys were copied, or while a transaction was applied in part.
         PromotedIncomplete,
         /// The checkpoint cannot be deleted.
         ReleaseFailed,
-        /// All keys are copied again.
+        /// The mirror copies all keys again.
         Resyncing,
         /// A Secret or one of its keys is missing.
         SecretMissing,

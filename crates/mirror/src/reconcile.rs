@@ -23,10 +23,10 @@ use crate::status::{Verdict, compute, is_due};
 use crate::task::release;
 use crate::tasks::{Owner, Tasks};
 
-/// Interval between two reconciles. Addresses of pods, Secrets and the lag change without an event.
+/// Interval between two reconciles. A change of a pod's address, of a Secret or of the lag triggers no reconcile.
 const REQUEUE: Duration = Duration::from_secs(10);
 
-/// Delay after a conflict.
+/// Delay after a conflict, and after the finalizer is set.
 const CONFLICT_RETRY: Duration = Duration::from_millis(300);
 
 /// Time limit for the reads of one reconcile, and for the deletion of a checkpoint.
@@ -65,7 +65,7 @@ impl Reconcile for ReconcileContext {
             Box::pin(self.work(&api, &mirror)).await
         };
         match done {
-            // The object has changed since the read, and the change triggers another reconcile.
+            // The object has changed since the read, so the next reconcile reads it again.
             Err(error) if error.is_conflict() => Ok(Done {
                 requeue: Some(CONFLICT_RETRY),
                 notices: Vec::new(),
@@ -108,8 +108,8 @@ impl ReconcileContext {
                 let monitor = self.tasks.ensure(&owner, &identity, ends, exists);
                 Verdict::Running(Box::new(monitor.read()))
             }
-            // Invariant 28: without a grant, the task stops. After other failures, the running task continues with its
-            // known connections, for example while a Secret is replaced.
+            // Invariant 28: without a grant, the task stops. After every other failure, a running task continues with
+            // its known connections, for example while a Secret is replaced.
             Err(trouble) if trouble.reason == Reason::EndpointNotGranted => {
                 self.tasks.stop(&uid).await;
                 Verdict::Troubled(trouble, None)

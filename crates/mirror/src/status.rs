@@ -11,19 +11,19 @@ use crate::lag::Lag;
 use crate::progress::{Progress, State};
 use crate::reason::{Reason, Trouble};
 
-/// Minimum time between two writes of the status that only change numbers.
+/// Minimum time between two writes of the status that change only numbers, times and messages.
 pub(crate) const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 
-/// A mirror with an older `syncedTime` is not up to date. The mirror reads the revision of the source every five
+/// Maximum age of `syncedTime` of a mirror that is up to date. The mirror reads the revision of the source every five
 /// seconds.
 const MAX_AGE: SignedDuration = SignedDuration::from_secs(30);
 
-/// The result of an observation.
+/// The result of a reconcile for the status.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
     /// The mirror has a task.
     Running(Box<Progress>),
-    /// The mirror has no task, or its connections cannot be read. Contains the progress of a running task.
+    /// The mirror has no task, or its connections cannot be read. Contains the progress of the task if a task runs.
     Troubled(Trouble, Option<Box<Progress>>),
 }
 
@@ -159,8 +159,8 @@ fn of_progress(progress: &Progress, max_mirrors: usize, now: Timestamp) -> (Read
     (of_trouble(reason), Trouble::new(reason, message))
 }
 
-/// Whether the status must be written now. A status that only differs in numbers is written every ten seconds, because
-/// each write triggers a reconcile.
+/// Whether the status must be written now. A status that differs only in numbers, times and messages is written every
+/// ten seconds, because each write triggers a reconcile.
 pub(crate) fn is_due(
     current: Option<&EtcdMirrorStatus>,
     desired: &EtcdMirrorStatus,
@@ -177,7 +177,7 @@ pub(crate) fn is_due(
     is_old || without_numbers(current) != without_numbers(desired)
 }
 
-/// The status without the values that change permanently.
+/// The status without its numbers, times and messages, which change permanently.
 fn without_numbers(status: &EtcdMirrorStatus) -> EtcdMirrorStatus {
     let mut status = EtcdMirrorStatus {
         source_revision: None,

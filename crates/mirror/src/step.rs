@@ -56,8 +56,8 @@ impl Room {
         }
     }
 
-    /// Adds an operation. Returns false if the operation exceeds a limit. The first operation always fits, because a
-    /// smaller transaction does not exist.
+    /// Adds an operation. `None` needs no room. Returns false if the operation exceeds a limit. The first operation
+    /// always fits, because a smaller transaction does not exist.
     pub(crate) fn add(&mut self, operation: Option<&Operation>) -> bool {
         let Some(operation) = operation else {
             return true;

@@ -16,7 +16,8 @@ use crate::progress::Monitor;
 /// Maximum pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Number of attempts to delete a checkpoint that changes meanwhile, because a delayed transaction is applied.
+/// Minimum number of attempts to delete a checkpoint. A delayed transaction of the mirror can change the checkpoint
+/// between its read and its deletion.
 const RELEASES: usize = 5;
 
 /// The task of one mirror.
@@ -96,14 +97,13 @@ fn pause(failure: &Failure, failures: u32) -> Duration {
     Duration::from_secs(1 << failures.min(5)).min(MAX_PAUSE)
 }
 
-/// Deletes the checkpoint of a mirror, so that the destination belongs to its users. Returns the last checkpoint, or
-/// `None` if there is none.
+/// Deletes the checkpoint of a mirror, so that the mirror can no longer change the destination. Returns the deleted
+/// checkpoint, or `None` if the destination has none.
 ///
-/// Invariant 42: after the deletion, no transaction of the mirror can change the destination, because each transaction
-/// requires the checkpoint.
+/// Invariant 42: each transaction of the mirror requires the checkpoint, so a delayed transaction fails after the
+/// deletion.
 ///
-/// # Errors
-/// Fails if the destination does not answer, or belongs to another cluster.
+/// Fails if the destination does not answer, belongs to another cluster, or changes the checkpoint during each attempt.
 pub async fn release(destination: &End, uid: &str) -> Result<Option<Checkpoint>, Failure> {
     let client = EtcdClient::new(destination.access.clone());
     let mut failure = Failure::CheckpointChanged;

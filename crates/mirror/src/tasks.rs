@@ -32,7 +32,8 @@ struct Entry {
     handle: JoinHandle<()>,
 }
 
-/// All tasks. The slots limit their number, because each task needs memory.
+/// The tasks of all mirrors. The slots limit the number of tasks that run at the same time, because each task needs
+/// memory.
 pub(crate) struct Tasks {
     slots: Arc<Slots>,
     entries: Mutex<HashMap<String, Entry>>,
@@ -150,7 +151,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until all tasks have ended. The shutdown of the process stops them.
+    /// Stops all tasks, and waits until they have ended.
     pub(crate) async fn join(&self) {
         let uids: Vec<String> = self.entries().keys().cloned().collect();
         for uid in uids {

@@ -14,8 +14,8 @@ pub(crate) const CERTIFICATE: &str = "tls.crt";
 pub(crate) const KEY: &str = "tls.key";
 pub(crate) const AUTHORITIES: &str = "ca.crt";
 
-/// The names of the Secrets that a proxy mounts. A certificate that the operator or cert-manager issues is in one
-/// Secret.
+/// The names of the Secrets that a proxy mounts. The operator and cert-manager issue one certificate for both purposes,
+/// so both names are then equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretNames {
     /// The Secret with the client certificate for the members.
@@ -25,7 +25,8 @@ pub(crate) struct SecretNames {
 }
 
 impl SecretNames {
-    /// The Secrets of the proxies of this cluster. `None` if the proxies use no TLS.
+    /// The Secrets of the proxies of this cluster. `None` if the proxies use no TLS, or if a static TLS policy names no
+    /// Secret.
     pub(crate) fn of(cluster: &EtcdCluster, proxy: &GrpcProxy) -> Option<Self> {
         let tls = cluster.spec.tls.as_ref()?;
         if !tls.insists_on_tls() {
@@ -53,8 +54,8 @@ pub(crate) fn generated_secret(cluster: &EtcdCluster) -> String {
     names::certificate_secret(&cluster.name_any(), CertificateUse::Proxy)
 }
 
-/// A digest of the certificates and CAs, without the keys (invariant 14). The pods of the proxies have it as an
-/// annotation, because a proxy reads its CAs only when it starts.
+/// A digest of the certificates and CAs, without the keys (invariant 14). The pods of the proxies have the digest as an
+/// annotation, so that a change replaces the pods: a proxy reads its CAs only when it starts.
 ///
 /// # Errors
 /// Fails if a proxy of this version would not start with these Secrets. The text names the Secret and the remedy.

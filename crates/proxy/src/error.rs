@@ -7,7 +7,7 @@ use runtime::apply;
 /// Maximum time of one update of the proxies.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
-/// An update that failed. The proxies stay as they are, and the next reconcile retries the update.
+/// An update of the proxies that failed, possibly after some of its writes. A later reconcile repeats the update.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The proxies would not start with the certificates in the Secrets.

@@ -15,8 +15,8 @@ pub(crate) const SERVER_TLS: &str = "/etc/etcdtls/proxy/server-tls";
 
 /// The default of etcd's flag `--max-request-bytes`.
 const DEFAULT_REQUEST_BYTES: i64 = 1_572_864;
-/// The bytes by which a member accepts longer gRPC messages than `--max-request-bytes` (`grpcOverheadBytes` in
-/// `server/etcdserver/api/v3rpc/grpc.go`).
+/// A member accepts gRPC messages that are longer than `--max-request-bytes` by this number of bytes
+/// (`grpcOverheadBytes` in `server/etcdserver/api/v3rpc/grpc.go`).
 const OVERHEAD_BYTES: i64 = 512 * 1024;
 
 /// The arguments of etcd for a proxy of this version. etcd reads no environment variables for a proxy.
@@ -63,7 +63,8 @@ pub(crate) fn host(cluster: &EtcdCluster, proxy: &GrpcProxy) -> String {
     member::addresses(cluster).host_of(&proxy.service_name(&cluster.name_any()))
 }
 
-/// The longest gRPC message to a member. The default of the proxy is shorter than that of a member.
+/// Maximum size of a gRPC message to a member in bytes. The proxy's default of `--max-send-bytes` is smaller than the
+/// limit of a member.
 fn max_send_bytes(cluster: &EtcdCluster) -> i64 {
     let etcd = cluster.spec.etcd.as_ref();
     let bytes = etcd.and_then(|etcd| etcd.max_request_bytes);

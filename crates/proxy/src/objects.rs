@@ -30,7 +30,7 @@ const PROGRAM: &str = "/usr/local/bin/etcd";
 const CONTAINER: &str = "grpc-proxy";
 /// File mode of mounted Secrets. The group of the pod, to which etcd belongs, can read the files.
 const MODE: i32 = 0o440;
-/// File mode if the security context in the spec has no group. All users can read the files.
+/// File mode if the security context in the spec has no `fsGroup`. All users can read the files.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 /// Time in seconds between the removal of a proxy from the endpoints and its end. A proxy ends at once when it gets
 /// SIGTERM, but nodes need some time to learn that it is no longer an endpoint.
@@ -76,8 +76,8 @@ fn labels(cluster: &EtcdCluster) -> BTreeMap<String, String> {
     names::grpc_proxy_labels(&cluster.name_any())
 }
 
-/// Invariant 17: a proxy answers some reads from its cache. After a restore or a recovery, which changes the token, the
-/// Service therefore selects only new proxies, which have no answers of the earlier etcd cluster.
+/// Invariant 17: a proxy answers some reads from its cache. A restore or a recovery changes the token. The Service then
+/// selects only new proxies, whose caches have no answers of the earlier etcd cluster.
 fn labels_with_token(cluster: &EtcdCluster, run: &Run<'_>) -> BTreeMap<String, String> {
     let token = names::token_label(run.token).to_owned();
     let mut labels = labels(cluster);
@@ -108,7 +108,7 @@ fn deployment(
     certificates: Option<Certificates<'_>>,
 ) -> Deployment {
     let proxy = run.proxy;
-    // The operator's labels and annotations replace those of the user with the same key.
+    // The operator's labels and annotations replace labels and annotations of the spec with the same key.
     let mut labels = proxy.labels.clone();
     labels.extend(labels_with_token(cluster, run));
     let mut annotations = proxy.annotations.clone();
@@ -152,8 +152,8 @@ fn pod(cluster: &EtcdCluster, run: &Run<'_>, secrets: Option<&SecretNames>) -> P
     let policy = cluster.spec.pod.as_ref().unwrap_or(&none);
     let proxy = run.proxy;
     // When it starts, a proxy connects to its own URL, which names the Service, and ends after 5 s without a connection
-    // (`newProxyHealthClient` in etcd's `grpc_proxy.go`). The Service has no endpoint before a proxy is ready, so the
-    // host name resolves to the pod itself.
+    // (`newProxyHealthClient` in etcd's `grpc_proxy.go`). The Service has no endpoint before a proxy is ready. In the
+    // pod, the host name therefore resolves to the pod itself.
     let host = host(cluster, proxy);
     let local = |ip: &str| HostAlias {
         hostnames: Some(vec![host.clone()]),

@@ -51,8 +51,8 @@ fn run<'a>(cluster: &'a EtcdCluster, proxy: &'a GrpcProxy) -> Option<Run<'a>> {
     })
 }
 
-/// The version that the members run, so that an upgrade changes the proxies after the members. If `spec.image` has a
-/// digest of another version, the version in the spec, because no image of the running version is known.
+/// The version that the members run, so that an upgrade changes the proxies after the members. If `spec.image` pins the
+/// digest of another version, no image of the running version is known, and the version is `spec.version`.
 fn version(cluster: &EtcdCluster) -> Option<EtcdVersion> {
     let status = cluster.status.as_ref()?;
     let running = status.current_version.as_deref();

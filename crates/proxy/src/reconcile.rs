@@ -24,14 +24,14 @@ use crate::objects::{Objects, objects};
 use crate::plan::{Plan, Run, plan};
 use crate::writes::{Identities, Writes, Written, identity, title, unreadable};
 
-/// The Secrets and the objects are checked after this time, because only the Deployment is watched.
+/// Interval of the checks of the Secrets and the objects. Of the objects, only the Deployment is watched.
 const CHECK: Duration = Duration::from_mins(1);
 /// Minimum pause before a failed update is retried.
 const RETRY: Duration = Duration::from_secs(10);
-/// The ratio of the pause after a failed update to its duration. While the API server does not answer requests for
-/// proxies, it therefore delays the reconciles of the members for at most a tenth of the time.
+/// The pause after a failed update is at least the duration of the update times this number. Even if each update times
+/// out, updates of proxies therefore delay the reconciles of the members for less than a tenth of the time.
 const PAUSE_RATIO: u32 = 10;
-/// The record of a cluster is dropped if the spec has had no proxies for this time.
+/// The record of a cluster may be dropped if the spec has had no proxies for this time.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The gRPC proxies of all clusters.
@@ -66,11 +66,11 @@ struct Applied {
 struct Failed {
     notice: Notice,
     retry_at: Instant,
-    /// The generation of the EtcdCluster. A changed spec is tried at once.
+    /// The generation of the EtcdCluster at the failure. After a change of the spec, the update is retried at once.
     generation: Option<i64>,
 }
 
-/// What should happen to the proxies of a cluster.
+/// The plan for the proxies of a cluster, with the objects that it needs.
 enum Wanted {
     Keep,
     Remove,
@@ -115,7 +115,7 @@ impl Proxies {
                 let notice = Notice::warning(error.reason(), "UpdateGrpcProxy", text);
                 let pause = pause(begun.elapsed());
                 self.edit(cluster, |record| {
-                    // Some objects may have been changed, so the next update applies all of them.
+                    // Some objects may have been changed, so the next update applies all objects.
                     record.applied = None;
                     record.failed = Some(Failed {
                         notice: notice.clone(),
@@ -140,7 +140,8 @@ impl Proxies {
     async fn update(&self, cached: &EtcdCluster) -> Result<Option<Notice>, Error> {
         let running = self.running(cached);
         let is_without = cached.spec.grpc_proxy.is_none();
-        // The record shows objects that were created before their Deployment was rejected.
+        // Without a Deployment, the record shows that other objects were created before the API server rejected the
+        // Deployment.
         if is_without && running.as_ref().is_none_or(Vec::is_empty) && !self.has_record(cached) {
             return Ok(None);
         }
@@ -152,7 +153,7 @@ impl Proxies {
         if !is_due {
             return Ok(None);
         }
-        // Invariant 33: the cached EtcdCluster only decides whether this read is needed.
+        // Invariant 33: the cached EtcdCluster decides only whether this read from the API server is needed.
         let since = Instant::now();
         let Some(cluster) = self.read(cached).await? else {
             return Ok(None);
@@ -266,8 +267,8 @@ impl Proxies {
     }
 
     /// True if the objects must be checked: the spec or the status needs other objects than the last update, the
-    /// Deployment was changed or deleted, or the last update is too old. Reads no Secrets, so a changed certificate
-    /// takes effect only when the last update is too old.
+    /// Deployment was changed or deleted, or the last update is older than `CHECK`. Reads no Secrets, so a changed
+    /// certificate takes effect only after `CHECK`.
     fn is_due(&self, cluster: &EtcdCluster, run: &Run<'_>, running: Option<&[Deployment]>) -> bool {
         let records = self.records();
         let last = records.get(&uid(cluster));
@@ -283,7 +284,7 @@ impl Proxies {
             || running.is_some_and(|all| !all.iter().any(is_as_applied))
     }
 
-    /// The objects after the last update. Empty if that update had other content.
+    /// The identities of the objects after the last update. Empty if that update had another digest.
     fn last(&self, cluster: &EtcdCluster, digest: &str) -> Identities {
         let records = self.records();
         let last = records.get(&uid(cluster));

@@ -1,5 +1,5 @@
-//! The requests to the API server. Each object is read before it is changed, so that objects of other owners stay, and
-//! unchanged objects cause no writes.
+//! The requests to the API server. Each object is read before it is changed, so that objects of other owners stay
+//! unchanged, and objects that are up to date cause no writes.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -22,8 +22,8 @@ use crate::certificates::generated_secret;
 use crate::error::Error;
 use crate::objects::Objects;
 
-/// The UID of an object, and a text that changes with its content. For most kinds, the text is the generation, which
-/// does not change with the status.
+/// The UID of an object, and a text that changes with its content: the generation, or the resourceVersion if the kind
+/// has no generation. A change of the status does not change the generation.
 pub(crate) type Identity = (Option<String>, Option<String>);
 /// The identities of objects, by kind and name.
 pub(crate) type Identities = BTreeMap<String, Identity>;
@@ -35,7 +35,7 @@ pub(crate) struct Writes<'a> {
     pub(crate) manager: &'static str,
     /// The cluster, as it was read from the API server for these writes.
     pub(crate) cluster: &'a EtcdCluster,
-    /// The start of this read.
+    /// The start of the read of `cluster`.
     pub(crate) since: Instant,
     /// The objects after the last update with the same content; empty without such an update.
     pub(crate) last: Identities,
@@ -51,7 +51,7 @@ pub(crate) struct Written {
 }
 
 impl Writes<'_> {
-    /// Applies the objects that are not as after the last update, and deletes those that the spec no longer needs.
+    /// Applies the objects that have changed since the last update. Deletes the objects that the spec no longer needs.
     pub(crate) async fn apply_all(&self, objects: &Objects) -> Result<Written, Error> {
         let mut written = Written::default();
         // The Service exists before the proxies, so that clients can resolve its name.
@@ -64,7 +64,8 @@ impl Writes<'_> {
         }
         self.apply(&objects.deployment, &mut written).await?;
         if self.last.is_empty() {
-            // After a change of `serviceName`, the former Service still exists.
+            // The content has changed, so objects of the former content may exist, for example the Service with the
+            // former `serviceName`.
             self.delete_except(Some(&objects.service)).await?;
             self.delete_except(objects.policy.as_ref()).await?;
             self.delete_except(objects.budget.as_ref()).await?;
@@ -72,8 +73,8 @@ impl Writes<'_> {
         Ok(written)
     }
 
-    /// Deletes all objects of the proxies. The Deployment is deleted last, because the next reconcile knows by the
-    /// Deployment that there are objects to delete. Returns true if the Deployment existed.
+    /// Deletes all objects of the proxies. The Deployment is deleted last: while it exists, the next reconcile knows
+    /// that objects must be deleted. Returns true if the Deployment existed.
     pub(crate) async fn delete_all(&self) -> Result<bool, Error> {
         self.delete_except::<Service>(None).await?;
         self.delete_except::<NetworkPolicy>(None).await?;
@@ -136,7 +137,7 @@ impl Writes<'_> {
         Ok(())
     }
 
-    /// Deletes the objects of this kind except `keep`. Returns the number of deleted objects.
+    /// Deletes the proxies' objects of this kind except `keep`. Returns the number of deleted objects.
     async fn delete_except<K>(&self, keep: Option<&K>) -> Result<usize, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>

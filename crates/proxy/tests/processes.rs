@@ -252,7 +252,8 @@ async fn watches_are_shared(release: (&str, &str)) {
     for _ in 0..WATCHERS {
         all.push(client.watch("key", None).await.unwrap());
     }
-    // The proxy combines watches when they report an event.
+    // A proxy combines the watches of its clients only when the watches report an event, so the test changes the key
+    // repeatedly.
     let end = Instant::now() + TIMEOUT;
     for turn in 0.. {
         client.put("key", format!("{turn}"), None).await.unwrap();
@@ -308,7 +309,8 @@ async fn proxy_adds_prefix_to_keys_and_hides_members() {
         direct.put("key", "outside", None).await.unwrap();
         let found = through.get("key", None).await.unwrap();
         assert_eq!(found.kvs()[0].value(), b"value", "{release:?}");
-        // Clients that read the member list stay connected to the proxies.
+        // The member list contains only the URL of the proxy, so clients that read the list stay connected to the
+        // proxies.
         let members = through.member_list().await.unwrap();
         let urls: Vec<&String> = members
             .members()
@@ -341,7 +343,8 @@ async fn proxy_rejects_clients_without_certificate() {
     accepted.get("key", None).await.unwrap();
 }
 
-/// The operator therefore issues a certificate without a common name, and rejects static certificates with one.
+/// Because of this, the operator issues a client certificate without a common name, and rejects a client certificate
+/// with a common name in a static Secret.
 #[tokio::test]
 async fn proxy_ends_if_client_certificate_has_common_name() {
     let certificates = Certificates::new();

@@ -1,5 +1,5 @@
-//! The proxies of a cluster with a real kube-apiserver. No controllers and kubelets run, so no proxy starts. The
-//! reconciler of the EtcdCluster does nothing, so this test sees only the writes of this crate.
+//! The proxies of a cluster with a real kube-apiserver. No kube-controller-manager and no kubelet run, so no proxy
+//! starts. The reconciler of the EtcdCluster does nothing, so this test sees only the writes of this crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../runtime/tests/api_server/server.rs"]
@@ -219,7 +219,8 @@ async fn proxies_are_created_repaired_and_deleted() {
     let text = scene.await_event("GrpcProxyApplied").await;
     assert!(text.contains("Deployment db-proxy"), "{text}");
 
-    // Changes by others are reverted. The operator watches only the Deployment, and applies all objects with it.
+    // The operator reverts changes of other programs. It watches only the Deployment, and checks all objects after a
+    // change of the Deployment.
     scene
         .patch::<Deployment>("db-proxy", json!({ "spec": { "replicas": 9 } }))
         .await;
@@ -233,14 +234,14 @@ async fn proxies_are_created_repaired_and_deleted() {
         .await;
     scene.await_object::<Service>("db-proxy", exists).await;
 
-    // Another name of the Service.
+    // After a change of `serviceName`, the former Service is deleted.
     scene
         .patch::<EtcdCluster>("db", grpc_proxy(&json!({ "serviceName": "front" })))
         .await;
     scene.await_object::<Service>("front", exists).await;
     scene.await_missing::<Service>("db-proxy").await;
 
-    // An optional object that the spec no longer needs.
+    // The NetworkPolicy is deleted when the spec no longer needs it.
     let disabled = json!({ "spec": { "networkPolicy": { "enabled": false } } });
     scene.patch::<EtcdCluster>("db", disabled).await;
     scene.await_missing::<NetworkPolicy>("db-proxy").await;
@@ -279,7 +280,8 @@ async fn service_of_another_owner_is_not_changed() {
     scene.await_object::<Service>("front", exists).await;
 }
 
-/// The Deployment of the proxies is applied last, so the other objects exist before the API server rejects it.
+/// The Deployment of the proxies is applied last, so the other objects exist when the API server rejects the
+/// Deployment.
 #[tokio::test]
 async fn objects_without_deployment_are_deleted() {
     let scene = Scene::start().await;
@@ -346,7 +348,8 @@ async fn changed_certificate_replaces_pods_of_proxies() {
     let after = scene.await_object::<Deployment>("db-proxy", is_new).await;
     assert!(of(&after).is_string());
 
-    // The generated Secret belongs to this test and not to the EtcdCluster, so it stays.
+    // The test has created the Secret without an owner reference to the EtcdCluster, so the operator does not delete
+    // it.
     scene
         .patch::<EtcdCluster>("db", grpc_proxy(&json!(null)))
         .await;

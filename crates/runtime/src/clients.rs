@@ -80,7 +80,7 @@ impl<C: ?Sized> Clients<C> {
         client
     }
 
-    /// Drops the etcd clients of deleted clusters, and closes their connections.
+    /// Drops the etcd clients that were not used for ten minutes, and closes their connections.
     pub fn forget(&self, now: Instant) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);

@@ -39,8 +39,8 @@ pub async fn ready(
     .await;
 }
 
-/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready
-/// meanwhile. The pause between two checks doubles up to [`OPTIONAL_INTERVAL`].
+/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready while it
+/// waits. The pause between two checks doubles up to [`OPTIONAL_INTERVAL`].
 pub async fn available(
     client: &Client,
     kind: &ApiResource,

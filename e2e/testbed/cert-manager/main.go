@@ -1,6 +1,7 @@
 // Program cert-manager runs the controllers of cert-manager that issue the
-// certificates of one namespace with issuers of type CA. The program of the
-// project is in a module without releases, so it cannot be pinned.
+// certificates of one namespace with issuers of type CA. The tests do not
+// use cert-manager's own program, because its module has no releases, so
+// its version cannot be pinned.
 package main
 
 import (
@@ -59,7 +60,7 @@ func run(ctx context.Context, kubeconfig, namespace string) error {
 		Namespace:          namespace,
 		IssuerOptions:      controller.IssuerOptions{ClusterResourceNamespace: namespace},
 		CertificateOptions: controller.CertificateOptions{
-			// The tests repair issuers, and must not wait for an hour then.
+			// After a test has repaired an issuer, it must not wait for an hour.
 			CertificateRequestMinimumBackoffDuration: time.Second,
 			CertificateRequestMaximumBackoffDuration: 5 * time.Second,
 		},

@@ -1,5 +1,5 @@
-//! Clients connect through gRPC proxies with TLS. The proxies combine their watches, and are replaced when their
-//! certificate changes.
+//! Clients connect through gRPC proxies with TLS. The proxies combine the watches of the clients, and are replaced when
+//! the certificate of the proxies changes.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn digest(deployment: &Deployment) -> Option<&String> {
     annotations.get("etcd.database.coreos.com/certificates")
 }
 
-/// Waits until two proxies serve, with another certificate than `before`. Returns the digest of the certificate.
+/// Waits until two proxies serve, and the digest of their certificate differs from `before`. Returns the digest.
 async fn await_rollout(sandbox: &Sandbox, before: Option<&str>) -> Result<String> {
     let deployments = sandbox.api::<Deployment>();
     until("two proxies serve", DEADLINE, async || {
@@ -104,7 +104,7 @@ async fn shares_watches(sandbox: &Sandbox) -> Result<()> {
     for pod in proxy_pods(sandbox).await? {
         let (env, namespace, pod) = (&sandbox.env, &sandbox.namespace, pod.name_any());
         let through = Keyspace::of_tls_member(env, namespace, &pod, &identity).await?;
-        // Clients that read the member list stay connected to the proxies.
+        // The member list contains only the URL of the proxies, so clients that read it stay connected to the proxies.
         let expected = format!("https://{PROXY}.{namespace}.svc:2379");
         let urls = through.client_urls().await?;
         ensure!(urls == [expected], "the proxy reports {urls:?}");
@@ -113,7 +113,7 @@ async fn shares_watches(sandbox: &Sandbox) -> Result<()> {
     }
     ensure!(all.len() == 2 * WATCHES, "{} proxies", keys.len());
     let (_, writer) = keys.first().context("no proxy")?;
-    // The proxy combines watches when they report an event.
+    // A proxy combines watches only when they report an event, so the test changes the key repeatedly.
     until("members have few watches", DEADLINE, async || {
         writer.write("watched", b"event".to_vec()).await?;
         let found = watches_at_members(sandbox).await? - before;
@@ -168,7 +168,8 @@ async fn await_value(watch: &mut WatchStream, expected: &[u8]) -> Result<()> {
     seen.context("the watch does not report the last value")?
 }
 
-/// A new name in the certificate replaces the proxies, while a client writes through their Service.
+/// The operator issues a certificate with another name, and replaces the proxies while a client writes through their
+/// Service.
 async fn renews(sandbox: &Sandbox) -> Result<()> {
     let before = await_rollout(sandbox, None).await?;
     let identity = identity(sandbox).await?;

@@ -75,7 +75,7 @@ async fn is_created(sandbox: &Sandbox, version: &str) -> Result<()> {
     sandbox.apply(&auth::secret(ROOT)).await?;
     let more = format!("{GENERATED}  auth: {{secret: root, enabled: true}}\n");
     sandbox.apply(&manifest("c", 1, version, &more)).await?;
-    // The objects may exist before the cluster.
+    // The EtcdRoles and EtcdUsers exist before the cluster has formed.
     sandbox.apply(&users()).await?;
     sandbox.await_members("c", 1).await?;
     let objects = sandbox.objects(Kind::EtcdUser);
@@ -178,8 +178,8 @@ async fn users_and_roles_follow_their_objects() {
     users_and_roles("users_roles", None).await;
 }
 
-/// The other minor releases of etcd run only with `--full`. The tests of the crate `etcd` make the same calls to each
-/// of them.
+/// The tests with earlier minor releases of etcd run only with `--full`. The tests of the crate `etcd` make the same
+/// calls to each minor release.
 mod full {
     use super::users_and_roles;
 

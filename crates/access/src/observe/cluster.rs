@@ -1,5 +1,5 @@
-//! Reads EtcdClusters, and connects to their members. All objects of an EtcdCluster share an observation for some
-//! seconds, so that many users cause few requests.
+//! Reads EtcdClusters, and connects to their members. All EtcdRoles and EtcdUsers of an EtcdCluster share an
+//! observation for three seconds, so that many objects cause few requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,7 @@ use runtime::reach::of_cluster;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, ClusterFacts, EtcdFacts};
 
-/// Deadlines of calls to members. The call is longer than for the cluster operator, because etcd computes a slow hash
-/// of a password.
+/// Deadlines of calls to members. `call` leaves time for etcd's slow hash of a password.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -34,7 +33,8 @@ const DEADLINES: Deadlines = Deadlines {
 
 /// Time for which objects share an observation. It is shorter than the maximum age of an observation (invariant 11).
 const SHARED: Duration = Duration::from_secs(3);
-/// An observation that was unused for this time belongs to a deleted EtcdCluster.
+/// Time after which an unused observation is dropped. Each object of an existing EtcdCluster requests the observation
+/// at least once a minute.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The members of an EtcdCluster, and the client with the credentials of the operators.
@@ -120,7 +120,8 @@ impl Clusters {
         self.shared().remove(&key);
     }
 
-    /// Drops the state of deleted EtcdClusters.
+    /// Drops the observations and the clients that were not used for a long time, because their EtcdCluster is probably
+    /// deleted.
     pub(crate) fn forget(&self, now: Instant) {
         self.shared()
             .retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);

@@ -14,29 +14,29 @@ use crate::object::AccessObject;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, ClusterFacts, EtcdFacts, Rival};
 
-/// A role or a user in etcd, as far as its ownership depends on it.
+/// The properties of a role or a user in etcd that decide about its ownership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Missing,
     Exists {
-        /// True if an interrupted creation of this object could have left it in this state: it has no permissions or
-        /// roles that are not in the spec.
+        /// True if all its permissions or roles are in the spec. An interrupted creation by this object can have left
+        /// such a role or user.
         is_partial: bool,
         /// True for a user with the role `root`.
         is_root: bool,
     },
 }
 
-/// What the object owns.
+/// The result of [`admit`] if the operator may change etcd.
 pub(super) struct Admitted<'a> {
-    /// The record for the status. It differs from the current record if the EtcdCluster was created again with the data
-    /// of the same etcd cluster, or restored.
+    /// The record for the status. It differs from the current record if the EtcdCluster was restored, or was created
+    /// again with the data of the same etcd cluster.
     pub(super) record: Record,
     pub(super) etcd: &'a EtcdFacts,
 }
 
-/// Returns the plan if the operator must not change etcd, or must first record the ownership. `refuses` returns a
-/// problem that only one kind has.
+/// Fails with a plan if the operator must not change etcd yet: the plan waits, sets the finalizer, or records the
+/// ownership. `refuses` returns a problem that only one of the two kinds has.
 pub(super) fn admit<'a, K: AccessObject>(
     object: &K,
     (cluster, rivals): (&'a Cluster, &[Rival]),
@@ -102,7 +102,8 @@ pub(super) fn admit<'a, K: AccessObject>(
     Ok(Admitted { record, etcd })
 }
 
-/// Invariant 43: the record with which the operator may change etcd, or the plan that writes a new record first.
+/// Invariant 43: the ownership with which the operator may change etcd, or the plan that first records the ownership in
+/// the status.
 fn ownership<K: AccessObject>(
     object: &K,
     facts: &ClusterFacts,
@@ -165,9 +166,9 @@ fn ownership<K: AccessObject>(
     }
 }
 
-/// Plans the deletion of an object. `delete` deletes its role or user in etcd.
+/// Plans the deletion of an object. `delete` is the call that deletes its role or user in etcd.
 ///
-/// The finalizer is removed at once if etcd with the role or the user no longer exists.
+/// The finalizer is removed at once if the etcd cluster with the role or the user no longer exists.
 pub(super) fn deletion<K: AccessObject>(
     object: &K,
     (cluster, rivals): (&Cluster, &[Rival]),
@@ -197,7 +198,7 @@ pub(super) fn deletion<K: AccessObject>(
     if facts.is_some_and(|facts| facts.is_deleting || !facts.matches(owned)) {
         return release();
     }
-    // Invariant 43: a role or a user that another object has recorded stays.
+    // Invariant 43: a role or a user that another object has recorded stays in etcd.
     if rivals.iter().any(|rival| rival.owns) {
         return release();
     }
@@ -206,7 +207,8 @@ pub(super) fn deletion<K: AccessObject>(
         Some(facts) => match (hold(&owned.cluster, facts), &facts.etcd) {
             (Some(trouble), _) => Err(trouble),
             (None, Err(trouble)) => Err(trouble.clone()),
-            // Invariant 43: spec.auth.secret may have changed to this user after the record.
+            // Invariant 43: the user of the operators stays in etcd. spec.auth.secret may have changed to this user
+            // after the status has recorded it.
             (None, Ok(etcd)) if K::is_of_operators(&owned.name, etcd) => return release(),
             (None, Ok(_)) => entry.map_err(Clone::clone),
         },
@@ -264,7 +266,7 @@ fn unreadable<K: AccessObject>(object: &K, cluster: &Cluster) -> Trouble {
     Trouble::new(Reason::ClusterUnreadable, text)
 }
 
-/// Why the operator must not change the cluster now.
+/// Why the operator must not change etcd now.
 fn hold(cluster: &str, facts: &ClusterFacts) -> Option<Trouble> {
     let (reason, text) = if facts.is_restoring {
         let text = "an EtcdRestore replaces its data: wait until the restore is complete";
@@ -297,8 +299,8 @@ fn moved<K: AccessObject>(object: &K, field: &str, wanted: &str, owned: &OwnedSt
     Plan::waits(Reason::NameChanged, text)
 }
 
-/// The name of the rival that manages the role or the user instead of this object. An object that owns it comes first,
-/// then the oldest object.
+/// The name of the rival that manages the role or the user in the place of this object. An object that owns the role or
+/// the user comes first, and then the oldest object. `None` if this object comes first.
 fn preferred<'a, K: AccessObject>(
     object: &K,
     owned: Option<&OwnedStatus>,

@@ -63,7 +63,8 @@ fn extended(base: Value, added: &Value) -> Value {
     whole
 }
 
-/// An EtcdRole `reader` with a finalizer, which grants read access to `/app/`.
+/// An EtcdRole `reader` with a finalizer, which grants read access to the prefix `/app/`. `added` contains further
+/// fields of its spec.
 fn role(added: &Value, owns: Owns) -> EtcdRole {
     let base = json!({
         "etcdCluster": { "name": "main" },
@@ -81,7 +82,7 @@ fn role(added: &Value, owns: Owns) -> EtcdRole {
     role
 }
 
-/// An EtcdUser `app` with a finalizer, a password, and the EtcdRole `reader`.
+/// An EtcdUser `app` with a finalizer and the EtcdRole `reader`. `added` contains the other fields of its spec.
 fn user(added: &Value, owns: Owns) -> EtcdUser {
     let base = json!({ "etcdCluster": { "name": "main" }, "roles": ["reader"] });
     let spec = serde_json::from_value(extended(base, added)).unwrap();

@@ -41,7 +41,7 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     let mut plan = Plan::new(as_desired(user, &roles, admitted.etcd));
     plan.record = admitted.record;
     let password = match &seen.password {
-        // Without the password, the operator still corrects the roles of an existing user.
+        // Even without the password, the operator corrects the roles of an existing user.
         Some(Err(trouble)) => {
             plan.report(trouble.clone());
             None
@@ -83,13 +83,14 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     plan
 }
 
-/// The roles that the user should have in etcd.
+/// The roles of the user in etcd according to its spec.
 struct Roles {
     /// The roles that the operator grants.
     granted: BTreeSet<String>,
     /// Roles whose EtcdRole does not own them yet. The operator neither grants nor revokes them (invariant 43).
     unknown: BTreeSet<String>,
-    /// An EtcdRole whose name in etcd is not known, so the operator must not revoke any role (invariant 1).
+    /// The problem of an EtcdRole that cannot be read. The name of its role in etcd is unknown, so the operator must
+    /// not revoke any role (invariant 1).
     unreadable: Option<Trouble>,
     problems: Vec<Trouble>,
 }
@@ -173,7 +174,7 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
         );
         return Some(Trouble::new(Reason::NoClientTls, text));
     }
-    // etcd before 3.4 ignores the option and creates a user with an empty password.
+    // etcd before 3.4 ignores the option for a user without a password, and creates a user with an empty password.
     let version = facts.version.as_ref();
     if version.is_none_or(|version| version.minor() < (3, 4)) {
         let found = version.map_or_else(|| "unknown".to_owned(), ToString::to_string);
@@ -186,8 +187,9 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
     None
 }
 
-/// Why a missing user cannot be created. The status records the user only when its password is known. Otherwise, the
-/// user of another program could appear between the record and the creation.
+/// Why a user that etcd does not have cannot be created. The operator records such a user in the status only if it
+/// knows the password. If it recorded the user earlier, another program could create a user of this name before the
+/// password is known.
 fn missing_password(seen: &UserSnapshot) -> Option<Trouble> {
     match (&seen.found, &seen.password) {
         (Ok(None), Some(Err(trouble))) => Some(trouble.clone()),
@@ -205,8 +207,9 @@ fn create(plan: &mut Plan, password: Option<&PasswordStatus>) {
     });
 }
 
-/// Brings the authentication of an existing user into agreement with the spec. Returns true if the user is created
-/// again, and therefore loses its roles. etcd cannot add a password to a user without one, or remove a password.
+/// Brings the authentication of an existing user into agreement with the spec. etcd can neither add a password to a
+/// user without a password, nor remove a password. In these cases, the user is created again and loses its roles, and
+/// the function returns true.
 fn authenticate(
     plan: &mut Plan,
     user: &EtcdUser,
@@ -252,6 +255,6 @@ fn is_check_due(user: &EtcdUser, password: Option<&PasswordStatus>, now: Timesta
         return true;
     };
     let age = now.duration_since(checked.0).as_secs();
-    // A time in the future comes from a wrong clock.
+    // A `checked` time in the future comes from a wrong clock, so the check is due.
     status.password.as_ref() != password || !(0..PASSWORD_CHECK_SECONDS).contains(&age)
 }

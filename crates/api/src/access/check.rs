@@ -118,7 +118,7 @@ mod tests {
         validate_user(&EtcdUser::new(name, serde_json::from_value(whole).unwrap()))
     }
 
-    /// Invariant 43: the operator's own users and its role cannot be changed through an object.
+    /// Invariant 43: the users and the role of the operator cannot be changed through an object.
     #[test]
     fn invariant_43_names_of_operator_are_rejected() {
         let password = json!({ "secret": "s" });
@@ -161,7 +161,7 @@ mod tests {
             json!({ "access": "Read" }),
             json!({ "access": "Read", "key": "b", "rangeEnd": "a" }),
             json!({ "access": "Read", "key": "" }),
-            // In etcd, this range contains all keys from `a` on.
+            // For etcd, this range end means all keys from `a` on. The spec has `fromKey` for such a range.
             json!({ "access": "Read", "key": "a", "rangeEnd": "\u{0}" }),
         ] {
             assert_eq!(fields(&of(json!([permission]))), [first], "{permission}");

@@ -140,8 +140,8 @@ impl Permission {
     }
 }
 
-/// The range of all keys with this prefix, as etcd's client computes it: the range ends with the prefix whose last byte
-/// below 0xff is incremented.
+/// The range of all keys with this prefix, as etcd's client computes it. The range end is the prefix up to its last
+/// byte below 0xff, with this byte incremented.
 fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -150,7 +150,8 @@ fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
             return (prefix.to_vec(), end);
         }
     }
-    // No key is greater than all keys with this prefix. etcd requires a key, and the first possible key is a zero byte.
+    // The prefix is empty or has only bytes 0xff, so no key is greater than all keys with the prefix. etcd requires a
+    // key, and the first possible key is a zero byte.
     let key = if prefix.is_empty() {
         vec![0]
     } else {

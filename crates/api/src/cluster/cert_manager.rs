@@ -17,7 +17,7 @@ use super::access::ROOT_USER;
 const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
 /// The minimum duration that cert-manager accepts.
 const SHORTEST_VALIDITY: Duration = Duration::from_hours(1);
-/// The minimum time before the expiry at which cert-manager renews a certificate.
+/// The minimum time before the expiry that cert-manager accepts for a renewal.
 const SHORTEST_RENEWAL: Duration = Duration::from_mins(5);
 /// The algorithms of private keys, each with its sizes.
 const ALGORITHMS: [(&str, &[i64]); 3] = [
@@ -250,7 +250,7 @@ pub enum IssuedCertificate {
     Server,
     /// Client certificate of the operators.
     Operator,
-    /// Client certificate with this name.
+    /// The certificate of the client with this name.
     Client(String),
     /// The certificate of the gRPC proxies, for connections to members and from clients.
     Proxy,
@@ -267,8 +267,8 @@ impl IssuedCertificate {
         format!("{}-certs", self.owner(cluster))
     }
 
-    /// True if neither members nor operators use the certificate. The operator then deletes it when the spec no longer
-    /// needs it.
+    /// True if neither members nor operators use the certificate. The operator deletes such a certificate when the spec
+    /// no longer needs it.
     pub fn is_of_clients(&self) -> bool {
         match self {
             Self::Peer | Self::Server | Self::Operator => false,

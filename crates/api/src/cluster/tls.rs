@@ -203,7 +203,8 @@ impl TlsPolicy {
         self.generated.as_ref()
     }
 
-    /// The Secret of all members for TLS between members. `None` without it, or if each member has its own Secret.
+    /// The Secret of all members for TLS between members. `None` without TLS between members, or if each member has a
+    /// separate Secret.
     pub fn shared_peer_secret(&self, cluster: &str) -> Option<String> {
         let issued = self.cert_manager.as_ref().map(|tls| {
             let secret = || IssuedCertificate::Peer.secret(cluster);
@@ -212,7 +213,8 @@ impl TlsPolicy {
         issued.unwrap_or_else(|| self.peer_secret().map(str::to_owned))
     }
 
-    /// The Secret of all members for TLS with clients. `None` without it, or if each member has its own Secret.
+    /// The Secret of all members for TLS with clients. `None` without TLS for clients, or if each member has a separate
+    /// Secret.
     pub fn shared_server_secret(&self, cluster: &str) -> Option<String> {
         let issued = self.cert_manager.as_ref().map(|tls| {
             let secret = || IssuedCertificate::Server.secret(cluster);
@@ -222,7 +224,7 @@ impl TlsPolicy {
     }
 
     /// The Secret with the peer certificate of a member. `None` without TLS between members. A generated Secret belongs
-    /// to one member, and each other Secret to all members.
+    /// to one member. A static Secret and a Secret from cert-manager belong to all members.
     pub fn peer_secret_of(&self, cluster: &str, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -255,7 +257,7 @@ impl TlsPolicy {
         }
     }
 
-    /// True if the operator writes the TLS Secrets, so that they may be missing until the cluster operator has seen the
+    /// True if the operator writes the TLS Secrets. They may be missing until the cluster operator has reconciled the
     /// EtcdCluster.
     pub fn is_written_by_operator(&self) -> bool {
         self.generated.is_some() || self.cert_manager.is_some()

@@ -241,7 +241,7 @@ impl ExecuteContext<'_> {
             .ok_or_else(|| changed(rule, scope))
     }
 
-    /// Writes a Certificate of cert-manager, or publishes an issued certificate.
+    /// Writes or deletes a Certificate of cert-manager, or publishes an issued certificate.
     pub(super) async fn issued(&self, write: &IssuedWrite) -> Result<Option<String>, Error> {
         match write {
             IssuedWrite::Apply(made) => {

@@ -223,7 +223,7 @@ pub(crate) fn certificate(write: Certificate) -> Action {
     }
 }
 
-/// Writes a Certificate of cert-manager, or publishes an issued certificate.
+/// Writes or deletes a Certificate of cert-manager, or publishes an issued certificate.
 pub(crate) fn issued(write: IssuedWrite) -> Action {
     let (point, event) = match &write {
         IssuedWrite::Apply(_) => ("before-apply-certificate", None),

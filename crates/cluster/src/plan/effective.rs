@@ -68,8 +68,8 @@ impl Effective {
 }
 
 /// The problems of the certificates for the next TLS stage. A missing generated certificate is no problem, because the
-/// operator creates it in that stage. If a stage changes the source of the certificates without a stage in plain text,
-/// the authorities of both sources must be compatible (invariant 20).
+/// operator creates it in that stage. If the stage changes between static certificates and cert-manager, members of
+/// both stages must trust each other (invariant 20).
 fn faults(
     cluster: &EtcdCluster,
     objects: &Objects,

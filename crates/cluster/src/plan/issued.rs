@@ -1,5 +1,5 @@
 //! Certificates that cert-manager issues: writes the Certificates, and publishes the issued certificates in the Secrets
-//! that members and clients mount. `member::issued` decides the steps of a change of the authority (invariant 20).
+//! that members and clients mount. `member::issued` decides the steps of a change of the CA (invariant 20).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::switch::{Maker, TlsMode};
 /// Requeue delay while cert-manager issues a certificate. The operator does not watch Certificates.
 const ISSUING: Duration = Duration::from_secs(3);
 
-/// Writes the Certificates, publishes the issued certificates, and reports problems.
+/// Writes and deletes Certificates, publishes the issued certificates, and reports problems.
 pub(super) fn keep(build: Builder<'_>) -> Draft<'_> {
     let mut draft = publish(build);
     let Some(issuance) = &build.observed.certificates.issued else {

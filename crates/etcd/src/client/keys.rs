@@ -21,9 +21,9 @@ pub struct KeyPage {
     pub revision: i64,
     /// The keys with their values.
     pub entries: Vec<(Bytes, Bytes)>,
-    /// The revision of the last change of the first key. 0 without a key.
+    /// The revision of the last change of the first key. 0 if the page has no key.
     pub first_changed: i64,
-    /// Whether the range has more keys after these.
+    /// Whether the range has more keys after these entries.
     pub has_more: bool,
 }
 
@@ -33,7 +33,7 @@ pub enum PageError {
     /// etcd has compacted the revision.
     #[error("etcd has compacted the revision of the read")]
     Compacted,
-    /// The response exceeds the limit of the client. Fewer keys may fit.
+    /// The response exceeds the limit of the client. A response with fewer keys may be small enough.
     #[error("the response exceeds the limit of the client")]
     TooLarge,
     /// The read has failed.

@@ -12,8 +12,8 @@ use super::GROUP;
 use crate::Members;
 use crate::hash::without_empty;
 
-/// The DNS names and addresses in a certificate of members. `member` is the name of a member, or `*` for a certificate
-/// that all members share. The other names are those of the namespace, the cluster and its domain.
+/// The DNS names and addresses in a certificate of members. The first parameter contains the namespace, the name of the
+/// cluster and its DNS domain. `member` is the name of a member, or `*` for a certificate that all members share.
 pub fn subject_names(
     (namespace, cluster, domain): (&str, &str, &str),
     member: &str,
@@ -94,7 +94,8 @@ pub fn certificate(
             let service = [proxy.service_name(cluster)];
             service_names((members.namespace, domain), &service, &tls.server_names)
         }
-        // All members share a certificate, so it has wildcards. A member can start while cert-manager does not run.
+        // All members share one certificate with wildcards, so that a new member can start while cert-manager does not
+        // run.
         _ => subject_names(place, "*", used, &tls.server_names),
     };
     let is_address = |name: &String| name.parse::<IpAddr>().is_ok();
@@ -135,7 +136,8 @@ pub fn certificate(
     }
 }
 
-/// The duration in the form that Go writes, so that a Certificate that Go software has written is no change.
+/// The duration as Go formats it, so that the Certificate does not differ after Go software, such as cert-manager, has
+/// written it.
 fn go_duration(text: &DurationText) -> Option<String> {
     let seconds = text.parse()?.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -41,7 +41,7 @@ pub struct Held {
     pub(super) resource_version: String,
     /// True if the Secret belongs to this cluster.
     pub(super) owned: bool,
-    /// True if the Secret still has its owner and its labels.
+    /// True if the Secret has the owner reference and the label that the operator sets.
     pub(super) marked: bool,
     /// The certificate; `None` if it cannot be parsed, or does not belong to the private key.
     pub(super) leaf: Option<Leaf>,
@@ -86,13 +86,15 @@ impl Held {
         self.leaf.is_some() && !self.trusts.is_empty()
     }
 
-    /// True if the published certificate has the same CAs as the certificate in this Secret of cert-manager.
+    /// True if the certificate in this published Secret has the same CAs as the certificate in `source`, the Secret of
+    /// cert-manager.
     pub(super) fn is_issued_like(&self, source: &Self) -> bool {
         self.issued_by.iter().eq(source.trusts.keys())
     }
 }
 
-/// Two flags: true if the Secret belongs to the cluster, and true if it also has its owner and its label.
+/// Two flags: true if the Secret belongs to the cluster, and true if the Secret has both its owner reference and its
+/// label.
 fn ownership(metadata: &ObjectMeta, cluster: &str, [uid, certificate]: [&str; 2]) -> (bool, bool) {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));

@@ -1,8 +1,8 @@
 //! Publishes issued certificates: decides which certificate and which trust bundle the Secrets of members and clients
 //! contain.
 //!
-//! Invariant 20: if cert-manager uses another CA, the Secrets change in these steps. The rolling updates between them
-//! are those of static Secrets.
+//! Invariant 20: if cert-manager uses another CA, the Secrets change in these steps. After a change of a trust bundle,
+//! members are restarted as after a change of static Secrets.
 //! 1. The trust bundles also contain the new CA. Every member is restarted with both CAs.
 //! 2. When every running member trusts the new CA, the Secrets get the certificates of the new CA.
 //! 3. Clients get time to load their certificates. Then the trust bundles lose the former CA, and every member is
@@ -37,7 +37,7 @@ pub struct Publication {
     pub over: Option<String>,
     /// Name of the Secret with the certificate and its private key.
     pub from: String,
-    /// The resourceVersion of this Secret, a precondition of the write.
+    /// The resourceVersion of the Secret `from`, a precondition of the write.
     pub from_version: String,
     /// True if the Secret gets another certificate.
     pub renews: bool,
@@ -71,7 +71,7 @@ impl fmt::Display for Publication {
     }
 }
 
-/// The certificates of one scope: between members, or with clients.
+/// The certificates of one scope: for connections between members, or for connections with clients.
 struct Scope<'a> {
     pairs: Vec<&'a Pair>,
     /// The CAs with which each running member was started. `None` if they are unknown.
@@ -183,8 +183,9 @@ impl<'a> Scope<'a> {
             Some(all) => {
                 all.is_empty() || source.trusts.keys().all(|identity| all.contains(identity))
             }
-            // The member was started with a published trust bundle. While other CAs are published, the operator
-            // restarts the member, which makes its CAs known.
+            // The CAs of the member are unknown, but the member was started with a published trust bundle. It trusts
+            // the certificate if the published bundles contain no other CAs. If they do, the operator first restarts
+            // the member, and then knows its CAs.
             None => is_only,
         };
         self.started.iter().all(trusts)
@@ -203,8 +204,8 @@ impl<'a> Scope<'a> {
         let Some(published) = published.filter(|one| one.not_after > self.now) else {
             return true;
         };
-        // Also without running members, the trust bundle gets a new CA first: a pod that is created in the same step
-        // records only the CAs in the trust bundle that the operator has read.
+        // Even without running members, a new CA is first published in the trust bundle: a pod that is created in the
+        // same step records only the CAs in the trust bundle that the operator has read.
         let mut wanted = source.trusts.keys();
         let is_prepared = wanted.all(|identity| target.trusts.contains_key(identity));
         let is_due = target.is_issued_like(source) || is_prepared && self.is_published_for(SPREAD);
@@ -250,7 +251,8 @@ impl<'a> Scope<'a> {
             ),
             (None, None) => return None,
         };
-        // A renewal by the same CAs keeps the time, so that renewals do not delay the steps of a change of the CA.
+        // A renewal by the same CAs keeps the time of the publication, so that renewals do not delay the steps of a
+        // change of the CA.
         let kept = with_bundle.filter(|it| takes.is_none_or(|source| it.is_issued_like(source)));
         let published = kept.and_then(|target| target.published);
         let bundle: String = bundle.values().map(|anchor| anchor.pem.as_str()).collect();

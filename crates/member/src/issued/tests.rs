@@ -66,7 +66,7 @@ fn tls(text: &str) -> CertManagerTls {
     serde_json::from_str(text).unwrap()
 }
 
-/// cert-manager and the operator, which write Secrets.
+/// The Certificates and Secrets of a cluster, which cert-manager and the operator write.
 struct World {
     cluster: EtcdCluster,
     tls: CertManagerTls,
@@ -418,7 +418,7 @@ fn invariant_20_trust_bundle_precedes_certificate_without_running_members() {
     assert!(world.serves(&peer));
 }
 
-/// A restore creates the pod of its seed without the annotation with the CAs.
+/// A restore creates the pod of its seed without the annotation with the CAs, so the CAs of this member are unknown.
 #[test]
 fn invariant_20_member_with_unknown_authorities_blocks_only_new_authority() {
     let mut world = World::new();
@@ -444,7 +444,7 @@ fn invariant_20_one_renewed_certificate_of_new_authority_waits_for_members() {
     world.issue(&old);
     world.publish();
     world.restart();
-    // cert-manager renews each certificate at its own time.
+    // cert-manager renews each certificate at a different time, and here only the server certificate.
     let server = IssuedCertificate::Server;
     let secret = Secret {
         data: Some(new.issue()),

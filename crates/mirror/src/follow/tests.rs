@@ -1,4 +1,5 @@
-//! Tests of the follower with single batches. The model in `crate::tests` checks all states of a mirror.
+//! Tests of the follower with single batches. The model in `crate::tests` runs the follower with random histories and
+//! faults.
 
 use bytes::Bytes;
 use etcd::{Change, ClusterId, Value};
@@ -85,7 +86,7 @@ fn transactions_with_different_keys_are_combined() {
     ];
     follower.push(batch(&events, false)).unwrap();
     assert_eq!(apply(&mut follower), ["b/1 b/2- b/3 @13", "b/4 @14"]);
-    // Two changes of the same key stay two transactions, so that clients receive both.
+    // Two changes of the same key stay two transactions, so that clients of the destination receive both changes.
     let events = [(15, "a/1"), (16, "a/1-"), (17, "a/2")];
     follower.push(batch(&events, false)).unwrap();
     assert_eq!(apply(&mut follower), ["b/1 @15", "b/1- b/2 @17"]);
@@ -137,7 +138,7 @@ fn large_transaction_is_split_and_resumed_at_its_next_event() {
     let mut resumed = follower(Some(split));
     resumed.push(batch(&events[1..], false)).unwrap();
     assert_eq!(apply(&mut resumed), ["b/5- b/6 @13"]);
-    // A part of a transaction is applied before its last fragment arrives, so that memory is bounded.
+    // A large transaction is applied in part before its last fragment arrives, so that the memory is bounded.
     let mut early = follower(None);
     early.push(batch(&events[1..5], true)).unwrap();
     assert_eq!(apply(&mut early), ["b/1 b/2 b/3 @10 3 of 12"]);
@@ -180,14 +181,14 @@ fn progress_of_idle_source_is_recorded_only_if_trusted() {
     assert_eq!(text(&idle), "@100");
     follower.applied(&idle);
     assert_eq!((follower.idle(), follower.position()), (None, 100));
-    // An event that the recorded progress covers would be lost.
+    // The recorded progress covers revision 60, so an event of this revision is out of order.
     let pushed = follower.push(batch(&[(60, "a/1")], false));
     assert!(matches!(pushed, Err(FollowError::OutOfOrder { .. })));
     let mut doubtful = super::Follower {
         trusts_progress: false,
         ..self::follower(None)
     };
-    // The first notification can precede events.
+    // Without `trusts_progress`, events of earlier revisions can follow the first notification.
     doubtful.push(batch(&[], false)).unwrap();
     assert_eq!((doubtful.idle(), doubtful.position()), (None, 10));
     doubtful.push(batch(&[(60, "a/1")], false)).unwrap();
@@ -210,7 +211,7 @@ fn keys_that_are_not_copied_only_advance_the_checkpoint() {
 }
 
 #[test]
-fn progress_is_trusted_from_fixed_releases_on() {
+fn progress_is_trusted_since_3_4_25_and_3_5_8() {
     for version in ["3.4.25", "3.5.8", "v3.5.35", "3.6.0", "3.7.3", "4.0.0"] {
         assert!(trusts_progress(version), "{version}");
     }

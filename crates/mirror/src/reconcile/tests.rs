@@ -97,7 +97,7 @@ fn mirror(finalizers: &[&str], is_deleted: bool) -> Value {
     mirror
 }
 
-/// Reconciles the EtcdMirror. Returns the context, and the writes with their bodies.
+/// Reconciles the EtcdMirror. Returns the context, the writes with their bodies, and the result of the reconcile.
 async fn reconciled(
     mirror: &Value,
     cluster: Option<&Value>,

@@ -96,7 +96,8 @@ impl Source {
         is_readable.then(|| page(&self.state(revision), range, limit))
     }
 
-    /// Batches with the events of a range in the revisions from `from` to `to`, some of them in fragments.
+    /// Batches with the events of a range in the revisions from `from` to `to`. All batches except the last are
+    /// fragments.
     pub(super) fn batches(
         &self,
         range: &KeyRange,
@@ -139,7 +140,7 @@ impl Source {
     }
 }
 
-/// The first keys of a range.
+/// The first keys of a range, at most `limit`.
 pub(super) fn page(keys: &Keys, range: &KeyRange, limit: usize) -> KeyPage {
     let inside = keys.iter().filter(|(key, _)| range.contains(key));
     let mut entries: Vec<(Bytes, Bytes)> = inside

@@ -1,5 +1,5 @@
-//! A model of two processes of one mirror, as after a change of the leader. Each process crashes between any two
-//! steps. A transaction can get lost, lose its answer, or be applied later.
+//! A model of two processes that run the same mirror, as when a former leader has not stopped yet. Each process can
+//! crash between two steps. A transaction or its answer can get lost, and a transaction can be applied later.
 
 use std::collections::VecDeque;
 
@@ -32,7 +32,7 @@ enum Process {
     Following {
         stored: Stored,
         follower: Box<Follower>,
-        /// The last revision whose events are in `arriving`.
+        /// The last revision whose events were added to `arriving`.
         watched: i64,
         arriving: VecDeque<WatchBatch>,
     },
@@ -44,7 +44,7 @@ struct Model {
     source: Source,
     destination: Destination,
     has_faults: bool,
-    /// The number of transactions after which the destination contained the source at one revision.
+    /// The number of checks in which the destination equaled the source at the revision of the checkpoint.
     exact: usize,
     restarts: usize,
     splits: usize,
@@ -87,7 +87,8 @@ impl Model {
             .collect()
     }
 
-    /// Invariant 42: the destination equals the source at the revision of the checkpoint.
+    /// Invariant 42: if the checkpoint has the phase `FOLLOWING`, the destination equals the source at the revision of
+    /// the checkpoint.
     fn check(&mut self) {
         let Some(stored) = self.stored() else {
             assert!(self.copied().is_empty());
@@ -221,7 +222,7 @@ impl Model {
         let mut groups = divided(found.operations, LIMITS);
         let next = match groups.len() {
             1 => checkpoint.copied(found.up_to.as_deref()),
-            // The other groups are compared again in the next step.
+            // This step sends only the first group. The next step compares the keys of the other groups again.
             _ => checkpoint.clone(),
         };
         let step = Step {
@@ -330,7 +331,7 @@ fn invariant_42_destination_equals_source_at_checkpoint() {
         restarts += model.restarts;
         splits += model.splits;
     }
-    // The model reaches all kinds of states.
+    // The runs include enough exact copies, copies after a compaction, and split transactions.
     assert!(exact > 1_000, "{exact}");
     assert!(restarts > 20, "{restarts}");
     assert!(splits > 50, "{splits}");

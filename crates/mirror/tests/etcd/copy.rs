@@ -43,7 +43,7 @@ async fn mirror_copies_existing_keys_and_all_later_changes() {
         let mut destination = client(&lab.destination).await;
         let copied = destination.get("k/00001", None).await.unwrap();
         assert_eq!(copied.kvs()[0].value(), b"new", "{from} {to}");
-        // The copied key has no lease. The end of the lease arrives as a deletion.
+        // The copied key has no lease. The revocation of the lease in the source arrives as a deletion.
         let leased = destination.get("leased", None).await.unwrap();
         assert!(leased.kvs().iter().all(|kv| kv.lease() == 0));
         source.lease_revoke(lease).await.unwrap();
@@ -62,7 +62,7 @@ async fn mirror_copies_existing_keys_and_all_later_changes() {
     }
 }
 
-/// `etcdctl make-mirror` copies all keys again after an interruption.
+/// Unlike `etcdctl make-mirror`, a mirror does not copy all keys again after an interruption.
 #[tokio::test]
 async fn interrupted_mirror_continues_without_second_copy() {
     let mut lab = Lab::new("3.6", "3.6").await;
@@ -79,7 +79,7 @@ async fn interrupted_mirror_continues_without_second_copy() {
     source.delete("k/00250", None).await.unwrap();
     let mirror = lab.mirror("m", ALL);
     lab.await_equal(ALL).await;
-    // The source and the destination restart while the mirror runs.
+    // The destination, and after it the source, restart while the mirror runs.
     lab.destination.restart();
     put_many(&mut source, "k/", 100, "3").await;
     assert!(lab.destination.serves().await);
@@ -133,7 +133,7 @@ async fn compacted_changes_cause_copy_that_deletes_removed_keys() {
     mirror.stop().await;
 }
 
-/// The deletion changes more keys than a transaction of the destination can change.
+/// The source deletes 1,000 keys in one transaction. A transaction of the destination can change only 127 keys.
 #[tokio::test]
 async fn large_transaction_is_applied_in_parts_and_reported() {
     let pair = ("k/", "k/");
@@ -155,7 +155,7 @@ async fn large_transaction_is_applied_in_parts_and_reported() {
     assert_eq!(progress.splits, 1);
 }
 
-/// A key with 1 MiB needs a page of its own size, and almost fills a transaction.
+/// The 24 values of 1,400 KiB exceed the 16 MiB of a page, and each value almost fills a transaction.
 #[tokio::test]
 async fn large_values_are_copied() {
     let lab = Lab::new("3.6", "3.6").await;

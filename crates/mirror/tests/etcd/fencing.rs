@@ -1,4 +1,4 @@
-//! Invariant 42: only one mirror writes to a key, and no mirror writes after its promotion.
+//! Invariant 42: only one mirror writes to a key, and no mirror writes after the promotion of its destination.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ async fn invariant_42_promoted_destination_is_not_changed() {
         mirror.progress().state == State::Following
     })
     .await;
-    // The task continues, as the task of a process that has lost the leader election.
+    // The test does not stop the task: it continues like the task of a process that has lost the leader election.
     let released = release(&lab.destination_end(), "m").await.unwrap();
     assert!(released.is_some());
     assert!(
@@ -113,7 +113,7 @@ async fn invariant_42_emptied_source_deletes_nothing_without_approval() {
     .await;
     mirror.stop().await;
     let copied = keys_below(&lab.destination, "copy/").await;
-    // A new and empty cluster at the endpoint of the source.
+    // A new and empty cluster replaces the source.
     lab.source = Lab::new("3.6", "3.6").await.source;
     let mirror = lab.mirror("m", pair);
     await_trouble(&mirror, Reason::SourceReplaced, "accept-source=").await;

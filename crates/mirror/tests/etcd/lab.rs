@@ -32,7 +32,7 @@ pub(crate) struct Running {
     pub(crate) monitor: Monitor,
     stop: CancellationToken,
     handle: JoinHandle<()>,
-    /// Kept, because the task ends when the connections can no longer change.
+    /// The sender is kept, because the task ends when its sender is dropped.
     _ends: watch::Sender<Ends>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) async fn client(etcd: &EtcdProcess) -> Client {
 }
 
 impl Lab {
-    /// Starts a source of one minor release, and a destination of another.
+    /// Starts a source and a destination with these minor releases.
     pub(crate) async fn new(source: &str, destination: &str) -> Self {
         Self {
             source: start_etcd(source).await,
@@ -156,7 +156,7 @@ pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
 /// The keys with a prefix, without the records of mirrors.
 pub(crate) async fn keys_below(etcd: &EtcdProcess, prefix: &str) -> Keys {
     let options = GetOptions::new().with_prefix();
-    // The limit for a response is 4 MiB by default, and the tests write fewer bytes.
+    // The client limits a response to 4 MiB, and the keys with each prefix of the tests are smaller.
     let mut found = client(etcd).await.get(prefix, Some(options)).await.unwrap();
     let entries = found.take_kvs().into_iter();
     let entries = entries.map(etcd_client::KeyValue::into_key_value);

@@ -37,7 +37,8 @@ fn deployment_of(spec: &Value) -> Value {
     serde_json::to_value(built(spec).deployment).unwrap()
 }
 
-/// A change of this object replaces the proxies of all clusters, and disconnects their clients.
+/// If a release changes this Deployment, the update of the operator replaces the proxies of all clusters, and
+/// disconnects their clients.
 #[test]
 fn deployment_of_default_spec_is_stable() {
     let labels = json!({ "app": "etcd-grpc-proxy", "etcd_cluster": "db" });
@@ -275,7 +276,7 @@ fn network_policy_admits_only_clients_of_members() {
     assert_eq!(open[1]["from"], json!([team]));
 }
 
-/// Selectors of the members' objects match only the label `app=etcd`.
+/// The selectors of the members' objects require the label `app=etcd`.
 #[test]
 fn proxies_never_match_selectors_of_members() {
     let objects = built(&json!({ "grpcProxy": { "labels": { "app": "etcd" } } }));

@@ -69,8 +69,8 @@ fn is_in_default_repository(image: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(['@', ':']) && !rest.contains('/'))
 }
 
-/// The refused field of gRPC proxies. Their Secrets are accepted like those of `spec.TLS`, because etcd only serves and
-/// connects with the certificates.
+/// The field of `spec.grpcProxy` that is refused. The Secrets of the proxies are accepted like those of `spec.TLS`,
+/// because etcd only serves and connects with the certificates.
 fn refused_in_proxy(proxy: &GrpcProxy) -> Option<&'static str> {
     let GrpcProxy {
         annotations,

@@ -40,7 +40,7 @@ const ROTATION: Duration = Duration::from_mins(12);
 /// The Secrets that the members mount.
 const PUBLISHED: [&str; 2] = ["c-peer-certs", "c-server-certs"];
 
-/// Deletes the CustomResourceDefinitions, also those that an earlier test has left.
+/// Deletes the CustomResourceDefinitions of cert-manager, also those of an earlier, interrupted test.
 async fn delete_definitions(sandbox: &Sandbox) -> Result<()> {
     let delete = [
         "delete",
@@ -53,7 +53,7 @@ async fn delete_definitions(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&delete).await.map(drop)
 }
 
-/// Creates the CustomResourceDefinitions, and starts the controllers.
+/// Creates the CustomResourceDefinitions of cert-manager, and starts its controllers.
 async fn start_cert_manager(sandbox: &Sandbox) -> Result<Child> {
     let program = Testbed::of(sandbox)?.cert_manager().await?;
     let folder = root().join(DEFINITIONS);
@@ -127,7 +127,7 @@ async fn patch(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// The cluster waits until cert-manager and its issuers exist. Until then, no pod exists.
+/// The cluster starts no pod before cert-manager and its issuers exist.
 async fn waits_for_issuers(
     sandbox: &Sandbox,
     (peers, clients): (&Authority, &Authority),
@@ -164,7 +164,7 @@ async fn renews(sandbox: &Sandbox) -> Result<()> {
             if now.iter().zip(&before).all(|(now, before)| now != before) {
                 Poll::Done(())
             } else {
-                Poll::NotYet("a published certificate is the first".to_owned())
+                Poll::NotYet("a published certificate is not renewed".to_owned())
             },
         )
     })
@@ -201,8 +201,8 @@ async fn reports_missing_issuer(sandbox: &Sandbox, authority: &Authority) -> Res
     .map(drop)
 }
 
-/// Invariant 20: the issuer of the clients gets another CA while a client writes. The members are restarted one at a
-/// time, and then present certificates of the new CA.
+/// Invariant 20: the issuer `clients` gets another CA while a client writes. The members are restarted one at a time,
+/// and then present certificates of the new CA.
 async fn changes_authority(sandbox: &Sandbox, new: &Authority) -> Result<()> {
     let first = app(sandbox).await?;
     let both = Identity {
@@ -226,7 +226,7 @@ async fn changes_authority(sandbox: &Sandbox, new: &Authority) -> Result<()> {
             Ok(if all_serve_as(sandbox, &of_new, &of_new.name).await? {
                 Poll::Done(())
             } else {
-                Poll::NotYet("a member presents its first certificate".to_owned())
+                Poll::NotYet("a member presents a certificate of the former CA".to_owned())
             })
         },
     )
@@ -289,8 +289,8 @@ async fn serves_through_proxy(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// The operator crashes before it publishes a certificate, before it requests the certificate of another client, and
-/// before it deletes the Certificate of this client.
+/// The operator crashes before it writes the Certificate of a new client, before it publishes a certificate, and before
+/// it deletes the Certificate of a removed client.
 async fn survives_crashes(sandbox: &Sandbox) -> Result<()> {
     let mut operator = CrashingOperator {
         sandbox,
@@ -332,10 +332,10 @@ async fn survives_crashes(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Switches from static Secrets to cert-manager in one step, to generated certificates, and back.
+/// Switches from static Secrets to cert-manager in one step, then to generated certificates, and back to cert-manager.
 async fn switches(sandbox: &Sandbox) -> Result<()> {
     sandbox.delete_cluster("c").await?;
-    // cert-manager keeps its Secrets, which contain certificates of other authorities.
+    // cert-manager keeps its Secrets after the deletion of the cluster. They contain certificates of other authorities.
     let secrets = ["delete", "secrets", "-l", "etcd_cluster=c"];
     sandbox.kubectl(&secrets).await?;
     let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;

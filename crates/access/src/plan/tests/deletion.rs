@@ -1,5 +1,5 @@
-//! Tests of the deletion: the operator deletes only what it has created, and the finalizer does not block the deletion
-//! permanently.
+//! Tests of the deletion: the operator deletes only roles and users that the deleted object owns, and the finalizer
+//! does not block the deletion permanently.
 
 use super::*;
 use crate::snapshot::Rival;
@@ -51,13 +51,14 @@ fn finalizer_is_removed_if_cluster_no_longer_exists() {
     }
 }
 
-/// Invariant 1: without an answer, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the wait.
+/// Invariant 1: without an answer of etcd, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the
+/// wait.
 #[test]
 fn deletion_waits_for_answer_unless_role_is_retained() {
     let clusters = [
         Cluster::Unknown("the API server does not answer".to_owned()),
         with_cluster(|facts| facts.etcd = Err(unreachable())),
-        // The EtcdCluster was created again, and may have the volumes with the role.
+        // The EtcdCluster was created again, and its volumes may contain the role.
         with_cluster(|facts| {
             facts.uid = "new-uid".to_owned();
             facts.cluster_id = None;
@@ -112,7 +113,7 @@ fn invariant_43_user_of_operators_is_not_deleted() {
         let plan = planned_user(&user, &seen);
         assert_eq!(plan.steps == RELEASED, released, "{plan:?}");
     }
-    // A role or a user with a reserved name is not deleted, whatever the status contains.
+    // The role `root` is not deleted, even if the status has recorded it.
     let mut role = deleted(role(&json!({}), Owns::Confirmed));
     let mut status = role.status.take().unwrap_or_default();
     status.owned = Owns::Confirmed.record("root");

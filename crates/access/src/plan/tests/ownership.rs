@@ -25,8 +25,8 @@ fn finalizer_and_record_precede_creation() {
     assert_eq!(plan.state.reason, Reason::AsDesired);
 }
 
-/// Invariant 43: in every combination of the record, the role or user in etcd and `spec.adopt`, the plan changes etcd
-/// only if the record belongs to this etcd cluster.
+/// Invariant 43: in every combination of the recorded ownership, the role or user in etcd and `spec.adopt`, the plan
+/// changes etcd only if the status has recorded the ownership for this etcd cluster.
 #[test]
 fn invariant_43_only_recorded_roles_and_users_are_changed() {
     let roles = [
@@ -77,7 +77,7 @@ fn invariant_43_user_with_role_root_is_never_taken_over() {
 }
 
 /// The operator may have stopped after it created the role, and before it recorded the creation. Another program may
-/// also have created the role since the record.
+/// also have created the role after the status recorded the ownership.
 #[test]
 fn role_after_interrupted_creation_is_kept_only_if_it_matches_spec() {
     let role = role(&json!({}), Owns::Recorded);
@@ -114,7 +114,8 @@ fn record_survives_new_uid_or_new_cluster_id() {
     }
 }
 
-/// Until the cluster ID of an EtcdCluster that was created again is known, another object does not replace the owner.
+/// After an EtcdCluster is created again, its cluster ID is unknown for a time. During this time, an older object does
+/// not replace the object whose status has recorded the role.
 #[test]
 fn record_is_kept_while_cluster_id_is_unknown() {
     let mut seen = role_seen(None);
@@ -134,7 +135,7 @@ fn record_is_kept_while_cluster_id_is_unknown() {
 }
 
 #[test]
-fn oldest_of_two_objects_manages_the_user() {
+fn owner_or_else_oldest_object_manages_the_user() {
     let rival = |name: &str, second: i64, owns: bool| Rival {
         name: name.to_owned(),
         created: Some(at(second)),
@@ -176,7 +177,7 @@ fn changed_name_or_cluster_is_reported() {
         assert!(plan.state.message.contains(field), "{plan:?}");
         assert_eq!((plan.steps, plan.record), (Vec::new(), Record::Keep));
     }
-    // Before the record, the name can be changed.
+    // Before the status has recorded the role, a user can change its name.
     let renamed = role(&json!({ "roleName": "writer" }), Owns::Nothing);
     assert!(is_record(&plan_role(&renamed, &role_seen(None)), false));
 }

@@ -16,7 +16,7 @@ fn unchanged_role_needs_no_call() {
 #[test]
 fn drift_of_permissions_is_corrected() {
     let other = permission("/other", "", KeyAccess::ReadWrite);
-    // New permissions are granted before others are revoked.
+    // New permissions are granted before old permissions are revoked.
     assert_eq!(
         planned(&json!({}), vec![other.clone()]),
         [

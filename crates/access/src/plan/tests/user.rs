@@ -5,7 +5,7 @@ use etcd::PasswordCheck;
 use super::*;
 use crate::plan::LoginRecord;
 
-/// An EtcdUser whose password etcd has accepted `age` seconds ago.
+/// An EtcdUser whose authentication was checked `age` seconds ago, with the password version `recorded`.
 fn checked(spec: &Value, recorded: Option<&str>, age: i64) -> EtcdUser {
     let mut user = user(spec, Owns::Confirmed);
     let status = user.status.as_mut().unwrap();
@@ -87,7 +87,7 @@ fn answer_of_etcd_decides_whether_password_is_set() {
     let plan = planned_user(&user, &seen);
     assert_eq!(calls(&plan), [Call::SetPassword]);
     assert_eq!(plan.login, login("7", true));
-    // etcd cannot add a password to a user without one.
+    // etcd cannot add a password to a user without a password, so the user is created again.
     seen.check = Some(PasswordCheck::NoPassword);
     let plan = planned_user(&user, &seen);
     let again = [
@@ -106,7 +106,7 @@ fn changed_password_is_set_without_check_while_auth_is_disabled() {
     seen.cluster = with_cluster(|facts| facts.etcd = Ok(EtcdFacts::default()));
     let plan = planned_user(&checked(&with_password(), Some("6"), 60), &seen);
     assert_eq!(calls(&plan), [Call::SetPassword]);
-    // The status has no time of a check, so the operator checks the password after authentication is enabled.
+    // The status gets no time of a check, so the operator checks the password after authentication is enabled.
     assert_eq!(plan.login, login("7", false));
     let plan = planned_user(&checked(&with_password(), Some("7"), 9999), &seen);
     assert_eq!(
@@ -133,7 +133,7 @@ fn user_with_certificate_has_no_password() {
         };
         assert_eq!(calls[..2], [Call::DeleteUser, created]);
     }
-    // The spec had a password before. Without authentication, the operator knows this only from the status.
+    // The spec had a password before. While authentication is disabled, the operator knows this only from the status.
     let mut seen = certificate_seen(found);
     seen.cluster = with_cluster(|facts| facts.etcd = Ok(EtcdFacts::default()));
     let changed = planned_user(&checked(&certificate(), Some("7"), 60), &seen);
@@ -240,7 +240,7 @@ fn role_is_granted_only_if_its_etcdrole_owns_it() {
             Reason::RoleNotReady,
             false,
         ),
-        // The operator neither grants nor revokes a role whose state it does not know.
+        // The operator neither grants nor revokes a role that its EtcdRole does not own yet.
         (
             RoleState::NotReady("reader".to_owned()),
             Reason::RoleNotReady,

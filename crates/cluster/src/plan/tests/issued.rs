@@ -1,4 +1,4 @@
-//! Certificates that cert-manager issues: the operator writes Certificates, and publishes what cert-manager has issued.
+//! Certificates that cert-manager issues: the operator writes Certificates, and publishes the issued certificates.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn secret(name: &str, made: &Made) -> Secret {
     secret
 }
 
-/// What the operator sees of cert-manager.
+/// Sets the Certificates and the Secrets that the operator observes.
 fn see(scene: &mut Scene, found: Result<&[DynamicObject], &Denied>, secrets: &[Secret]) {
     let object = &scene.desired.object;
     let members = Members::of(object, "prod", "token", None);
@@ -56,7 +56,7 @@ fn see(scene: &mut Scene, found: Result<&[DynamicObject], &Denied>, secrets: &[S
     scene.observed.certificates.issued = Some(issuance);
 }
 
-/// The Certificate of the peers, as the operator writes it.
+/// The Certificate of the peers as the operator writes it, with the condition Ready of cert-manager.
 fn ready(scene: &Scene) -> DynamicObject {
     let members = Members::of(&scene.desired.object, "prod", "token", None);
     let mut made = certificate(&members, &tls(), &tls().certificates(false)[0]);
@@ -95,7 +95,7 @@ fn invariant_20_certificates_are_requested_before_bootstrap() {
     let actions: usize = plan.step.chains.iter().map(Vec::len).sum();
     assert_eq!(actions, 1, "{plan:?}");
     assert_eq!(plan.problems[0].reason, Reason::CertificateNotIssued);
-    // The same Certificate is not applied again while cert-manager issues.
+    // An unchanged Certificate is not applied again while its Secret is missing.
     let made = ready(&scene);
     see(&mut scene, Ok(&[made]), &[]);
     let plan = scene.built();
@@ -104,7 +104,7 @@ fn invariant_20_certificates_are_requested_before_bootstrap() {
 }
 
 #[test]
-fn cluster_without_cert_manager_is_kept_and_reported() {
+fn missing_cert_manager_is_reported_and_stops_requests() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     let published = made();
     let mut target = secret("db-peer-certs", &published);
@@ -137,7 +137,7 @@ fn invariant_20_certificate_of_new_authority_waits_for_running_members() {
     let certificate = ready(&scene);
     let all = [secret("db-peer-issued", &new), target];
     see(&mut scene, Ok(&[certificate]), &all);
-    // Without members that use the Secret, the certificate is published.
+    // If no running member uses the Secret, the certificate is published.
     let published = |scene: &Scene| {
         let plan = scene.built();
         let written = writes(&plan);
