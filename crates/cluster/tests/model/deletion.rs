@@ -61,8 +61,8 @@ impl World {
         Answer::Done(None)
     }
 
-    /// Invariant 41: the deletion continues only after the backup, or if no data is left. The PVCs of the cluster then
-    /// have their owner, so that no volume stays.
+    /// Invariant 41: the deletion continues only after the backup, or if no data is left. After the backup, the
+    /// EtcdCluster must own its PVCs, so that no volume stays.
     fn judge_release(&mut self) {
         let mut pods = self.pods.values();
         let mut disks = self.disks.values();

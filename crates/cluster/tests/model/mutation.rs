@@ -1,4 +1,4 @@
-//! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, its plan, a request
+//! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, the plan, a request
 //! or a precondition, but not the code of the planner.
 
 use crate::writes::{Change, Write};
@@ -54,7 +54,7 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before its Service gets the annotation `started`.
     MarksLate,
-    /// A start does not renew the annotation `started` of another process. A separate test detects this mistake.
+    /// A start does not renew an annotation `started` that another process has set. A separate test detects it.
     TrustsMarksOfOthers,
     /// The annotation `started` is removed although the pod may have been created.
     TakesMarksBackBlindly,
@@ -129,12 +129,12 @@ pub(crate) enum Mutation {
     /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
     /// A PVC counts as a usable volume although its volume is lost. A test in the module `volumes` must detect this
-    /// mistake and the next mistake in this list.
+    /// mistake and `ForgetsGivenUpSeeds`.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
     /// Volumes of members that other software removed are deleted at once. A test in the module `removed` must detect
-    /// this mistake and the next two mistakes in this list.
+    /// this mistake, `ForgetsTheMajority` and `StartsEvidence`.
     TakesEvidenceForLeftovers,
     /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
@@ -182,7 +182,7 @@ pub(crate) enum Mutation {
     /// A CA is retired before all members trust the next CA.
     RetiresEarly,
     /// The operator does not read which version last served the data on a volume. Tests in the module `served` must
-    /// detect this mistake and the following one.
+    /// detect this mistake and `GoesBackUnproven`.
     ForgetsWhatServed,
     /// The recorded version of a silent member counts as proof that the next version has never run.
     GoesBackUnproven,

@@ -66,7 +66,7 @@ impl Run {
         self.cache = Some(Box::new(now));
     }
 
-    /// A round that plans from the caches first. Returns the executed plan, or the plan without a step.
+    /// A round that plans from the caches first. Returns the executed plan, or the plan with nothing to do.
     pub(crate) fn cached_round(&mut self) -> Option<Plan> {
         let lives = self.world.lives;
         let cache = self.cache.take().filter(|cache| cache.lives == lives);
