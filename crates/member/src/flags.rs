@@ -125,8 +125,8 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
-/// True if etcd of this version knows a variable of the environment that the operator sets in pods with TLS. Every other
-/// name counts as known. etcd ignores an unknown variable.
+/// True if etcd of this version knows the environment variable `name`. Every name counts as known, except the two
+/// variables for reverse DNS in pods with TLS. etcd ignores an unknown variable.
 pub fn knows_variable(version: &EtcdVersion, name: &str) -> bool {
     match name {
         SKIP_REVERSE_DNS => version.has_stable_flag_names(),
@@ -245,7 +245,7 @@ mod tests {
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
-    /// For an unspecified IPv4 address, Go listens on both IP families, and without IPv4 only on IPv6
+    /// For the address 0.0.0.0, Go listens on both IP families, or only on IPv6 if the host has no IPv4
     /// (`favoriteAddrFamily` in `net`). Members advertise host names, so the arguments work with IPv4, IPv6 and dual
     /// stack.
     #[test]

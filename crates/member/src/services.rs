@@ -42,9 +42,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// Removes the second peer port from a Service before it is created. The API server counts the creation as another
-/// field manager, so a later apply could not remove the port. The port exists only while TLS between members is
-/// switched on or off.
+/// Removes the second peer port from a Service before it is created. The API server counts the creation and a later
+/// apply as two field managers, so the apply could not remove the port. The port exists only while TLS between members
+/// is switched on or off.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -129,7 +129,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// True if the existing client Service was built for the same `spec.services.client`. Otherwise it may contain
+/// True if the existing client Service was built for the same `spec.services.client`. If not, the Service may contain
 /// settings that were removed from the spec.
 #[must_use]
 pub fn has_same_policy(built: &Service, existing: &Service) -> bool {

@@ -2,7 +2,7 @@
 //! status updates. A status update is sent only if the status differs.
 //!
 //! Invariant 11: two operator processes may send these writes concurrently. Because of fixed names, UIDs and resource
-//! versions, the later write changes nothing.
+//! versions, the later of two equal writes changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -205,7 +205,7 @@ where
 /// Creates the object if no object has the same name.
 ///
 /// # Errors
-/// Fails if the API server rejects the object for another reason, or cannot be reached.
+/// Fails if the API server rejects the object, except because the name exists, or if it cannot be reached.
 pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -356,8 +356,8 @@ where
 /// Sets an annotation, or removes it if the value is `None`. UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
-/// the patch.
+/// Fails if the API server rejects the patch or cannot be reached. The reason is `Conflict` if the object was changed
+/// after it was read.
 pub async fn annotate<K>(
     api: &Api<K>,
     manager: &str,
@@ -375,8 +375,8 @@ where
 /// Merges `metadata` into the metadata of the object. UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
-/// the patch.
+/// Fails if the API server rejects the patch or cannot be reached. The reason is `Conflict` if the object was changed
+/// after it was read.
 pub async fn merge_metadata<K>(
     api: &Api<K>,
     manager: &str,

@@ -2,8 +2,8 @@
 //! never printed (invariant 14).
 //!
 //! The user's Secret, which `spec.auth.secret` names, contains the desired password. The operator's own Secret contains
-//! the passwords that the operator has set in etcd or is about to set. The operators can log in while one of the two
-//! Secrets contains a valid password (invariant 21).
+//! the passwords that the operator has set in etcd or is about to set. The operators can log in as long as at least one
+//! of the two Secrets contains a valid password (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub enum Record {
     WantedUnmarked,
     /// The operator's Secret contains the desired password first, and other passwords after it.
     WantedFirst,
-    /// The operator's Secret does not contain the desired password first, or the desired password cannot be read.
+    /// The first password in the operator's Secret is not the desired password, or the desired password cannot be read.
     Others,
     /// The operator's Secret cannot be parsed.
     Damaged,
@@ -261,7 +261,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let text = text.map_err(|_| {
         format!("has a value under the key {key} that is not UTF-8 text: correct the value")
     })?;
-    // Line breaks at the end are removed, because editors and `echo` add one that is not part of the password.
+    // Line breaks at the end are removed, because editors and `echo` add a line break that is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!(

@@ -1,7 +1,7 @@
-//! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
-//! Lease. A leader that cannot renew its lease stops before another process can take it over.
+//! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it takes over a released Lease
+//! within about two seconds. A leader that cannot renew its lease stops before another process can take it over.
 //!
-//! An operator with `--shards` has a Lease for each shard instead: see [`crate::shards`].
+//! An operator with `--shards` has one Lease for each shard: see [`crate::shards`].
 //!
 //! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
 //! The preconditions of the operators' writes make this harmless (invariant 11).
@@ -117,8 +117,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing one
-/// reads the Lease again only after the lease that it has read expires.
+/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing
+/// `LeaseManager` reads the Lease again only after the lease that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
