@@ -1,7 +1,8 @@
 //! Caches the child objects of EtcdClusters that watches deliver, so that a reconcile can read them without a request
 //! to the API server.
 //!
-//! The cached objects may be older than those in the API server, so no write may be decided from them (invariant 33).
+//! The cached objects may be older than the objects in the API server, so no write may be decided from the cache
+//! (invariant 33).
 //!
 //! Objects are cached as JSON text without `metadata.managedFields`, because parsed objects take several times the
 //! memory. A reconcile parses the text, so an invalid object does not end the watch (invariant 15).
