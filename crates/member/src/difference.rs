@@ -3,7 +3,7 @@
 //!
 //! The annotations of a pod record its spec: a hash of the fields that require a new pod ([`spec_hash`]), and the
 //! values of the fields that change in place. This module compares the recorded values with the spec, and not a built
-//! pod with the running pod. It therefore ignores:
+//! pod with the running pod. The comparison therefore ignores:
 //! - values that the API server, a webhook or the kubelet has set,
 //! - differences between pods of two operator releases,
 //! - the flags of the first start of a member.

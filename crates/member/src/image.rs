@@ -13,7 +13,7 @@ pub struct Changed {
     pub from: String,
     /// Number of restarts of the container at the time of the change.
     pub restarts: i32,
-    /// True if etcd of the previous version had already failed to read the data.
+    /// True if etcd of the previous version had failed to read the data before the change.
     pub unreadable: bool,
     /// The image before the change. `None` if neither the old nor the new image has a digest.
     pub image: Option<String>,

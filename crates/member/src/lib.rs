@@ -1,7 +1,7 @@
 //! Builds the Kubernetes objects of a cluster: Services, PersistentVolumeClaims, pods, PodDisruptionBudget and
 //! NetworkPolicy. It also checks the certificates of members.
 //!
-//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both use it,
+//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator use this crate,
 //! so the first member of a restored cluster (the seed) is like any other member.
 
 use api::EtcdCluster;

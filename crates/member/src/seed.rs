@@ -79,7 +79,7 @@ impl Source {
         }
     }
 
-    /// Adds the client certificate for the member. Only the init container mounts it.
+    /// Adds the client certificate for the member. Only the init container mounts the certificate.
     #[must_use]
     pub fn with_identity(mut self, secret: &str) -> Self {
         let name = "seed-client-tls";
@@ -199,7 +199,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// Parses a termination message. `None` if it is not from this program.
+    /// Parses a termination message. `None` if the message is not from this program.
     pub fn read(message: &str) -> Option<Self> {
         serde_json::from_str(message).ok()
     }

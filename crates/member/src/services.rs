@@ -55,9 +55,9 @@ pub fn without_second_port(mut service: Service) -> Service {
 
 /// True if the Service of a member has no endpoints yet.
 ///
-/// A first member that starts asks the other first members whether they have formed the cluster
-/// (`isMemberBootstrapped` in etcd), with a timeout of one second. Members that are starting accept the connection,
-/// but do not answer. Without endpoints, the request fails at once instead of after the timeout.
+/// A first member that starts asks the other first members whether they have formed the cluster (`isMemberBootstrapped`
+/// in etcd), with a timeout of one second. Members that are starting accept the connection, but do not answer. Without
+/// endpoints, the request fails at once, and not only after the timeout.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service

@@ -116,8 +116,8 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // `Service` is the default and is not written to the spec, so that specs with and without it build equal
-        // objects.
+        // `Service` is the default and is not written to the spec, so that specs with and without this field build
+        // equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

@@ -22,8 +22,8 @@ use crate::outcome::Failure;
 /// Reason for a failed write: the schema of the installed CRD does not contain a field of the object.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 /// Part of the API server's message if the schema does not contain a field of an applied object (`validate.go` of
-/// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). The API server then rejects the whole
-/// object.
+/// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). In this case, the API server rejects
+/// the whole object.
 const UNDECLARED: &str = "field not declared in schema";
 
 /// Maximum age of the observed state on which a write is based (invariant 11). It is shorter than the lease duration,
@@ -400,8 +400,8 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds the finalizers `names` if `set` is true, otherwise removes them. UID and resourceVersion are preconditions
-/// (invariant 11). Does not change other finalizers. Succeeds if the object does not exist.
+/// Adds the finalizers `names` if `set` is true, and removes them if `set` is false. UID and resourceVersion are
+/// preconditions (invariant 11). Does not change other finalizers. Succeeds if the object does not exist.
 ///
 /// # Errors
 /// Fails if the object was changed after it was read, or if the API server rejects the patch.

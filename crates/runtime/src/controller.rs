@@ -141,7 +141,7 @@ async fn run<R: Reconcile>(
     )
     .for_each(|result| {
         match result {
-            // `Driver::reconcile` has already reported a failed reconcile.
+            // `Driver::reconcile` has reported a failed reconcile.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
                 gone.remove(&key(&object));

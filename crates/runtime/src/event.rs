@@ -1,7 +1,7 @@
 //! Publishes notices as Events. A new notice creates an Event. A repeated notice increments the count of this Event.
 //!
 //! Keeps only the name and the count of an Event in memory. kube's recorder keeps whole Events, which take kilobytes
-//! each, and distinguishes them only by their reason.
+//! each, and distinguishes Events only by their reason.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

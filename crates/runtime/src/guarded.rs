@@ -10,7 +10,7 @@ use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
 /// A parsed object, or the error of its parser. `metadata.managedFields` is removed, because it takes several times the
-/// memory of the rest of the object.
+/// memory of all other fields.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

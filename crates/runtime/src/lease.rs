@@ -3,8 +3,8 @@
 //!
 //! An operator with `--shards` has one Lease for each shard: see [`crate::shards`].
 //!
-//! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
-//! The preconditions of the operators' writes make this harmless (invariant 11).
+//! A lease does not guarantee a single leader: for a short time, two processes may regard themselves as the leader. The
+//! preconditions of the operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
 //! Two conditions that all operators write: `Unreadable` on an object that cannot be parsed, and `Managed`, which
 //! reports whether an operator manages the object.
 //!
-//! Each condition has its own field manager, so that writing it does not change the rest of the status.
+//! Each condition has its own field manager, so that a write of the condition does not change other fields of the
+//! status.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;

@@ -27,8 +27,8 @@ use serde_json::Value;
 mod tests;
 
 /// After an error, a watch counts as up to date again if this time passes without a further error. A watch without data
-/// fails after [`READ_TIMEOUT`](crate::process) and is retried within a minute, so within this time it has delivered
-/// all changes from before the error.
+/// fails after [`READ_TIMEOUT`](crate::process) and is retried within a minute, so within this time the watch has
+/// delivered all changes from before the error.
 const CAUGHT_UP: Duration = Duration::from_mins(5);
 
 /// The namespace and the name of a cluster. The name is the value of the label [`names::LABEL_CLUSTER`].

@@ -321,7 +321,7 @@ impl World {
         })
     }
 
-    /// When etcd starts, it reads its trust bundle.
+    /// The starting etcd of this member reads its trust bundle.
     pub(crate) fn loads(&mut self, name: &str) {
         let uid = self.pods[name].uid;
         for (scope, _) in CIRCLES {
@@ -414,7 +414,7 @@ impl World {
         pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
     }
 
-    /// Checks that every member that accepted the previous certificate also accepts the new one.
+    /// Checks that every member that accepted the previous certificate accepts the new certificate.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
         let scope = CaScope::of(used);
         let before = match self.pods.get(owner) {

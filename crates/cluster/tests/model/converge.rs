@@ -81,7 +81,7 @@ impl Run {
             return true;
         }
         let says = |reason| plan.problems.iter().any(|problem| problem.reason == reason);
-        // Invariant 36: if the operator reports `IdentityUnknown`, too few volumes must be left for a quorum.
+        // Invariant 36: if the operator reports `IdentityUnknown`, the remaining volumes must not form a quorum.
         if self.world.intent.is_none() && says(Reason::IdentityUnknown) && self.world.setup.retains
         {
             return !self.world.retains_quorum();

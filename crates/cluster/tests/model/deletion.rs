@@ -1,5 +1,5 @@
 //! `spec.deletionPolicy: BackupThenDelete`: a user deletes the EtcdCluster, and the deletion waits for a backup
-//! (invariant 41). Then a user creates the EtcdCluster again.
+//! (invariant 41). After the deletion, a user creates the EtcdCluster again.
 
 use api::EtcdCluster;
 use api::cluster::{ClusterChange, ClusterDeletionPolicy};

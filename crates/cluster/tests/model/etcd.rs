@@ -40,7 +40,7 @@ pub(crate) struct Data {
     pub(crate) term: usize,
     /// The newest configuration that the member knows, as an index into [`Cluster::configs`].
     pub(crate) config: usize,
-    /// True if the member knows that it was removed. etcd then exits after each start.
+    /// True if the member knows that it was removed, so that etcd exits after each start.
     pub(crate) removed: bool,
     /// True if etcd cannot read the data.
     pub(crate) corrupt: bool,

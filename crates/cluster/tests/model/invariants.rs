@@ -39,8 +39,8 @@ pub(crate) struct Memory {
     pub(crate) in_flight: Option<u64>,
     /// Members that other software removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected, and
-    /// they must do no harm.
+    /// True if a second operator is active, or if a write was late. In these cases, objects may exist that no plan
+    /// expected. These objects must do no harm.
     pub(crate) second: bool,
     /// The highest UID that existed when the step was planned.
     pub(crate) seen: u64,
@@ -81,7 +81,7 @@ impl World {
 
     // ---- checks of writes ----
 
-    /// Checks a write of any sender before it is applied, even if it arrives late.
+    /// Checks a write of any sender before the world applies the write, even if it arrives late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
         self.forget_deleted_evidence();
         match write {
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// Checks after a write that a quorum can still return, if it could return before the write.
+    /// Checks after a write that a quorum can return, if a quorum could return before the write (`could`).
     pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
         if let Write::AddMember { member, .. } = write {
             self.memory.added.insert(member.clone());

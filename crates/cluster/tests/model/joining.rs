@@ -277,7 +277,7 @@ impl Mutation {
         }
     }
 
-    /// A deliberate mistake: a new voter gets its label as if it already served.
+    /// A deliberate mistake: a new voter gets its label as if it served clients.
     pub(crate) fn lets_joining_in(self, world: &World, label: &mut Label) {
         let was = world.pods.get(&label.member).map(|pod| pod.role);
         if self == Self::LetsJoiningIn && was == Some(Role::Learner) {

@@ -42,7 +42,7 @@ pub(crate) enum Mutation {
     BootstrapsWithoutPods,
     /// A member without a pod is replaced although its disk exists.
     ReplacesMembersWithDisks,
-    /// A member that has already run is started as a new member on an empty disk.
+    /// A member that has run before is started as a new member on an empty disk.
     StartsNewTwice,
     /// A bootstrap member that lost its disk is started again.
     RestartsEmptyFirstMembers,
@@ -54,7 +54,7 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before its Service gets the annotation `started`.
     MarksLate,
-    /// A start does not renew an annotation `started` that another process has set. A separate test detects it.
+    /// A start does not renew an annotation `started` that another process set. Another test detects this mistake.
     TrustsMarksOfOthers,
     /// The annotation `started` is removed although the pod may have been created.
     TakesMarksBackBlindly,
@@ -90,7 +90,7 @@ pub(crate) enum Mutation {
     HibernatesWithoutDisks,
     /// The NOSPACE alarm is disarmed while the database is full.
     DisarmsFullDatabases,
-    /// The CORRUPT alarm is disarmed while the corrupt member is still in the cluster.
+    /// The CORRUPT alarm is disarmed before the corrupt member is removed from the cluster.
     DisarmsMembers,
     /// A member is defragmented while another member is down.
     DefragmentsWhileAnotherIsDown,
@@ -104,7 +104,7 @@ pub(crate) enum Mutation {
     SkipsAMinor,
     /// A pod on an existing disk starts with the version of the bootstrap instead of the recorded version.
     ForgetsTheNotedVersion,
-    /// Members change their version without a backup, although the spec requires one.
+    /// Members change their version without a backup, although the spec requires a backup.
     ChangesWithoutBackup,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
@@ -112,7 +112,7 @@ pub(crate) enum Mutation {
     TakesAllOut,
     /// The operator changes a paused cluster.
     IgnoresThePause,
-    /// The operator still manages a cluster whose EtcdCluster is being deleted.
+    /// The operator changes a cluster whose EtcdCluster is being deleted.
     ActsOnADeletedObject,
     /// Members are started and stopped although their certificates have problems.
     IgnoresCertificates,
@@ -157,7 +157,7 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
-    /// Members start with TLS only, although they should also accept plain text. A test in the module `missteps` must
+    /// Members start with TLS only, although they must accept TLS and plain text. A test in the module `missteps` must
     /// detect this mistake and the following mistakes about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.

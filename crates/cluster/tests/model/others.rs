@@ -196,8 +196,7 @@ impl World {
         })
     }
 
-    /// True if the operator only reports a lost quorum: the cluster is not recorded yet, or still needs external
-    /// members.
+    /// True if the operator only reports a lost quorum: the cluster is not recorded yet, or needs external members.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);

@@ -28,7 +28,7 @@ impl World {
             && !self.wishes.hibernate
     }
 
-    /// True if the status of this world already contains the report on an observation.
+    /// True if the status of this world contains the report on this observation.
     fn is_reported(&self, observed: &Observed) -> bool {
         let voters = listed_voters(observed);
         voters.is_none_or(|voters| voters == self.reported_voters)

@@ -223,7 +223,7 @@ impl World {
 
     // ---- connections between members ----
 
-    /// True if `from` can connect to `to` at this URL, according to the flags of both.
+    /// True if `from` can connect to `to` at this URL, according to the flags of both members.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -249,8 +249,8 @@ impl World {
         self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
     }
 
-    /// True if the peer URLs in the member's flags equal those in the member list. etcd compares them at the first
-    /// start.
+    /// True if the peer URLs in the member's flags equal the peer URLs in the member list. etcd compares them at the
+    /// first start.
     pub(crate) fn has_listed_peer_urls(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {

@@ -209,7 +209,7 @@ impl World {
         true
     }
 
-    /// Starts the container. Returns how it exits; `None` if it continues to run.
+    /// Starts the container. Returns how the container exits; `None` if it continues to run.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Starts a bootstrap member: the token and the bootstrap members define the cluster. etcd exits if another member
-    /// knows that this member has already started (`isMemberBootstrapped`).
+    /// knows that this member has started before (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;

@@ -103,7 +103,7 @@ impl World {
         tell!(self, "the databases are full");
     }
 
-    /// etcd compares the members' data, and raises an alarm if it differs.
+    /// etcd compares the members' data, and raises an alarm if the data differs.
     fn mistrust(&mut self, which: u8) {
         let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
             return;

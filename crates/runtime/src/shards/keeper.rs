@@ -109,7 +109,7 @@ impl Keeper {
     }
 
     /// Takes, renews and releases the Leases of shards. Returns only if this process has lost a Lease that it needs, or
-    /// could not renew its Leases in time. The process must then end at once.
+    /// could not renew its Leases in time. After this function has returned, the process must end at once.
     pub async fn hold(&mut self) -> Error {
         loop {
             let began = Instant::now();

@@ -96,7 +96,7 @@ pub(super) enum Step {
     Renew,
     /// Start no more reconciles, and release the Lease when the running reconciles have ended.
     Release,
-    /// The Lease was already released.
+    /// Mark the shard as free, because this replica does not hold its Lease.
     Forget,
 }
 
@@ -294,7 +294,7 @@ impl Ring {
         }
     }
 
-    /// The other replicas that still renew their entries.
+    /// The other replicas that renew their entries.
     fn alive(&self, now: Instant) -> Replicas {
         let renews = |since: Instant| now.saturating_duration_since(since) < DURATION;
         let others = self.others.iter();

@@ -85,7 +85,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
     let released = record("etcd-operator", 1, None);
     let joined = ring.join(&released, &none, RENEWS, begin);
     assert_eq!(listed(joined), ["a"]);
-    // A replica that holds a shard has lost it with the operator's Lease.
+    // If the operator's Lease has no holder, a replica that holds a shard has lost the shard.
     let held = slots(&[State::Held, State::Free, State::Free, State::Free]);
     assert_eq!(ring.join(&released, &held, RENEWS, begin), Join::Wait);
 }
