@@ -23,7 +23,8 @@ const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
 /// Time limit for each request about the lease, so that no request hangs until the lease expires. The limit also closes
-/// idle connections, so it is longer than a standby's retry interval.
+/// idle connections. It is longer than a standby's retry interval, so that the connection stays open between two
+/// attempts.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the leader election failed or the lease was lost.

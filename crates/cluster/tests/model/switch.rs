@@ -82,7 +82,7 @@ pub(crate) struct Switch {
     pub(crate) untold: bool,
     /// The issuer of the certificates that clients have and trust; `None` if clients use plain text.
     clients: Option<Maker>,
-    /// The operator whose writes are being applied.
+    /// The observation of the operator whose writes are being applied.
     pub(crate) sender: Sender,
 }
 
