@@ -53,7 +53,8 @@ fn is_plain(path: &str) -> bool {
 pub struct Grants {
     /// Name of the operator as messages show it, such as `backup operator`.
     pub operator: &'static str,
-    /// The operator's own namespace, which needs no grant: users who may create pods in it can use the identity anyway.
+    /// The operator's own namespace. It needs no grant, because a user who may create pods in this namespace can give
+    /// the operator's ServiceAccount, and so its identity, to a pod.
     pub own: String,
     /// The grants for the namespaces other than `own`.
     pub others: Vec<Grant>,

@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], but messages show this location.
+    /// Like [`LocalStore::new`], but messages show `location` instead of the path of the directory.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -378,8 +378,8 @@ impl Store for LocalStore {
 }
 
 /// Lists the objects below a directory, and stops above `limit` objects. Enters only directories that can contain
-/// objects with `prefix`, because others, such as `lost+found`, may be inaccessible. Skips files that are deleted
-/// meanwhile.
+/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips files that
+/// are deleted meanwhile.
 fn walk(
     dir: &Path,
     below: &str,

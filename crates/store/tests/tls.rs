@@ -1,4 +1,5 @@
-//! A TLS connection to a store succeeds if the client trusts the certificate, and otherwise fails with a remedy.
+//! A TLS connection to a store succeeds if the client trusts the certificate, and fails with a remedy if the client
+//! does not trust it.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

@@ -89,7 +89,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// The cloud with this name, in upper or lower case, as in Azure's own library.
+    /// Finds the cloud by its name. Ignores the difference between upper and lower case, like Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()

@@ -143,8 +143,9 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Other types are rejected. For example, the client would read the files and URLs that credentials of
-                // the type "external_account" name, so a user who may write a Secret could read the operator's files.
+                // Credentials of any other type are rejected. For example, "external_account" credentials name files
+                // and URLs that the client would read, so a user who may write a Secret could read the operator's
+                // files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,

@@ -20,7 +20,7 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Maximum time to wait for a permit. Shorter than an operator's time limit for all reads of a reconcile.
+/// Maximum time to wait for a permit. This time is shorter than an operator's time limit for all reads of a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted directory. All clones share the same permits.
@@ -48,7 +48,7 @@ impl Directory {
     /// Runs file operations in a thread for blocking operations.
     ///
     /// # Errors
-    /// Fails with the error of `operation`, or with [`Error::Timeout`] if other operations hang.
+    /// Fails with the error of `operation`, or with [`Error::Timeout`] if hung operations hold all permits.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -234,7 +234,7 @@ mod tests {
         });
     }
 
-    /// A destructor does not block while the directory hangs. Its operation runs later.
+    /// A destructor does not block while the directory hangs. Its operation runs when a permit is free.
     #[tokio::test]
     async fn detached_operation_waits_for_permit() {
         let hung = Arc::new(Hung::new());

@@ -144,8 +144,8 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Comments are skipped, and so are indented lines, because they are nested settings, which this crate does
-        // not use.
+        // This loop skips comments and indented lines. Indented lines are nested settings, which this crate does not
+        // use.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }

@@ -1,8 +1,7 @@
 //! Verifies that the stored data equals the sent data. Performs no I/O.
 //!
-//! The CRC32C that the store returns for a part verifies the part. If the store does not support CRC32C, it compares
-//! the part's `Content-MD5`. At the end, the checksum or entity tag of the whole object must match the checksums of its
-//! parts.
+//! The CRC32C that the store returns for a part verifies the part. A store without CRC32C compares the part's
+//! `Content-MD5`. At the end, the checksum or entity tag of the whole object must match the checksums of its parts.
 
 use md5::{Digest as _, Md5};
 
@@ -82,8 +81,8 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // The entity tag proves that the object consists of the sent parts, each of which was verified before, so
-            // no checksum is needed.
+            // The entity tag proves that the object consists of the sent parts. Each part was verified when it was
+            // sent, so no checksum of the object is needed.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -204,8 +203,8 @@ mod tests {
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // `both` expects a checksum and an entity tag. The store may report only the entity tag. A wrong checksum
-        // fails, and so does a response with neither of them.
+        // `both` expects a checksum and an entity tag. The store may report only the entity tag. `verify` rejects a
+        // wrong checksum, and a response without checksum and entity tag.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());
