@@ -36,7 +36,7 @@ const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 /// Maximum back-off between two attempts of a transfer, in seconds.
 const TRANSFER_BACKOFF: u64 = 30;
 
-/// Limits of removals. They allow more concurrent removals than transfers, because removals transfer no data.
+/// Limits of removals. More removals than transfers may run concurrently, because removals transfer no data.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
@@ -48,8 +48,8 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// Limits of copies. Copies have slots of their own, so that a slow second store does not delay backups. A copy needs
-/// memory for its download and for its upload, twice as much as a transfer.
+/// Limits of copies. Copies and transfers use separate slots, so that a slow second store does not delay backups. A
+/// copy downloads and uploads at the same time, so it needs twice the memory of a transfer.
 const COPIES: Limits = Limits {
     concurrent: 2,
     per_store: 2,
@@ -143,8 +143,8 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
     }
 }
 
-/// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
-/// incomplete object in the store.
+/// Runs the operator until it shuts down. The shutdown cancels running transfers, and waits until each transfer has
+/// discarded its upload or completed its backup.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
@@ -152,7 +152,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
     let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
         if let Some(cluster) = cluster_of(backup) {
-            // After the shutdown, nothing receives these messages.
+            // After the shutdown, the receiver no longer exists, so this error is ignored.
             let _ = clusters_changed.send(cluster);
         }
     });

@@ -26,7 +26,8 @@ use crate::workers::{Progress, Worker};
 pub struct BackupToCopy {
     /// The part of the object name after the path of the store. It is the same in every store.
     pub suffix: String,
-    /// The SHA-256 of the snapshot in the status; `None` if the operator has found the backup in the store.
+    /// The SHA-256 of the snapshot, from the status. `None` if the status contains no SHA-256, for example of a backup
+    /// that the operator has found in a listing of the store.
     pub sha256: Option<String>,
 }
 
@@ -77,7 +78,7 @@ impl Copying {
     /// # Errors
     ///
     /// Fails if the newest backup cannot be copied. If an older backup cannot be copied, or if old copies cannot be
-    /// removed, the result contains the first problem, and the other steps are still done.
+    /// removed, this function continues with the next step, and the result contains the first problem.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -127,15 +128,15 @@ impl Copying {
             return Err(trouble.clone());
         }
         let surplus = self.surplus(newest, older).await?;
-        // A failed copy of an older backup does not prevent the other copies and the retention. Retention stays safe:
-        // if a copy is missing, the rules keep other copies instead.
+        // If an older backup cannot be copied, the loop continues with the next backup, and the retention rules are
+        // applied. This is safe, because the rules do not count a missing copy, and keep an older copy in its place.
         let mut failed = None;
         for backup in older {
             // An older backup is not copied if the retention rules would delete its copy at once.
             let parts = self.parts(&backup.suffix);
             if parts.is_some_and(|parts| !surplus.contains(&parts)) {
-                // `None` means that retention has deleted the backup from the first store meanwhile, so the result is
-                // ignored.
+                // With the result `None`, retention has deleted the backup from the first store since the plan, so
+                // there is nothing to copy.
                 if let Err(trouble) = self.copy(backup, meter, cancelled).await {
                     if cancelled.is_cancelled() {
                         return Err(trouble);

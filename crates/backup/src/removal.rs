@@ -126,8 +126,8 @@ impl Removal {
         })
     }
 
-    /// Removes the backups of other EtcdBackups from the list, because these apply their own retention rules
-    /// (invariant 13). Without other EtcdBackups at this path, no manifest is read.
+    /// Removes the backups of other EtcdBackups from the list `backups`, because those EtcdBackups have separate
+    /// retention rules (invariant 13). Without other EtcdBackups at this path, no manifest is read.
     async fn exclude_others(
         &self,
         others: &BTreeSet<String>,
@@ -183,8 +183,8 @@ impl Removal {
             }
         }
         self.delete(removable.iter().map(String::as_str)).await?;
-        // The records of the agent are removed too. No agent writes new records, because the plan starts this removal
-        // only after the agent has ended.
+        // The objects of the agent are removed like the backups. No agent writes new objects, because the plan starts
+        // this removal only after the agent has ended.
         let prefix = recording::prefix(&self.path, &self.uid);
         let removed = continuous::remove_all(self.store.as_ref(), &prefix).await;
         removed.map_err(|error| match error {
@@ -235,7 +235,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup.
+    /// Deletes a manifest without a backup. The listing may be stale, so this function first checks that the store does
+    /// not contain the backup.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

@@ -109,8 +109,8 @@ fn is_complete(backup: &EtcdBackup) -> bool {
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
 }
 
-/// Reports that the operator has processed the changed spec. Otherwise `kubectl wait` would wait for this generation
-/// forever.
+/// Reports that the operator has processed the changed spec. Without this report, `kubectl wait` would wait for this
+/// generation forever.
 fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
     let generation = backup.metadata.generation;
     if status.observed_generation == generation {
@@ -123,8 +123,7 @@ fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &
     set(&mut status.conditions, &in_effect(backup), generation, now);
 }
 
-/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is ready before and during its
-/// first backup.
+/// Computes the condition `Ready` from `conditions`. A periodic EtcdBackup is ready before and during its first backup.
 fn readiness(
     backup: &EtcdBackup,
     conditions: &[Condition],
@@ -291,7 +290,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         Finding::new(kind, holds, reason.into(), message)
     };
     // While the next backup of a periodic EtcdBackup runs, `Complete` and `Failed` keep the result of the previous
-    // backup. If neither is True, no previous result exists.
+    // backup. If neither condition is True, there is no previous result.
     let has_outcome = backup.spec.is_periodic()
         && [ConditionType::Complete, ConditionType::Failed]
             .iter()

@@ -1,8 +1,9 @@
 //! Streams the snapshot of a member to the store, and verifies its checksum. The memory use does not depend on the
 //! size of the snapshot. Uses no Kubernetes API.
 //!
-//! A canceled or failed transfer stores no backup, because it writes the manifest last. An object without a manifest
-//! does not count as a backup.
+//! A transfer writes the manifest last, because an object without a manifest does not count as a backup. If the
+//! transfer fails or is canceled before the commit of the object, it stores no backup. A transfer that is canceled
+//! after the commit may complete the backup.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,7 @@ pub struct Transfer {
     pub cluster: Option<ManifestCluster>,
     /// The members to which the transfer may connect (invariant 28).
     pub limits: EndpointLimits,
-    /// The start time of this process. An unfinished upload that is older was begun by an earlier process.
+    /// The start time of this process. An unfinished upload from before this time is from an earlier process.
     pub since: Timestamp,
 }
 
@@ -110,7 +111,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, window, meter, cancelled).await {
-                // If this member is unreachable, the next member is tried, because it may be able to send its snapshot.
+                // This member is unreachable. The loop tries the next member, which may be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -184,8 +185,8 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // The transfer continues after a failure here, for example if the operator may not list objects. Unfinished
-        // uploads then stay until a lifecycle rule of the bucket deletes them.
+        // If the unfinished uploads cannot be discarded, for example because the operator may not list objects, the
+        // transfer continues. These uploads stay until a lifecycle rule of the bucket deletes them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -208,8 +209,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // These requests may be slow, so they are sent before the commit. The time between the commit and the manifest
-        // must be short, because another writer could replace the object in this time.
+        // These requests may be slow, so they are sent before the commit. The time between the commit and the write of
+        // the manifest must be short, because another writer could replace the object in this time.
         let reads = async {
             tokio::join!(
                 self.key_facts(member, &inspected),
@@ -426,8 +427,8 @@ async fn cancelable<T>(
     }
 }
 
-/// Returns as soon as fewer than [`MIN_PROGRESS`] bytes were copied within `window`. Otherwise a slow transfer would
-/// occupy a slot until its deadline.
+/// Returns as soon as fewer than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow
+/// transfer would occupy a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
     let mut before = meter.read().bytes;
     loop {

@@ -38,7 +38,8 @@ enum State<T> {
     Ended(Result<T, Trouble>),
 }
 
-/// A transfer or a removal. A canceled task leaves no complete backup.
+/// A transfer or a removal. A canceled transfer discards its upload, or completes the backup if its object is already
+/// committed.
 pub(crate) trait Worker: Send + Sync + 'static {
     /// The result of the task.
     type Output: Clone + Send + 'static;
@@ -97,7 +98,8 @@ pub(crate) struct Limits {
     pub(crate) per_namespace: usize,
     /// Maximum delay between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for the update of the status before the task starts. The task occupies its slot meanwhile.
+    /// Time limit for the update of the status before the task starts. While the task waits for this update, it
+    /// occupies its slot.
     pub(crate) record_timeout: Duration,
     /// Time limit of one attempt.
     pub(crate) timeout: Duration,
@@ -267,8 +269,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. After the cancellation, the task discards its upload, and then the entry
-                // of the EtcdBackup is removed.
+                // The EtcdBackup was deleted. The task is canceled, and discards its upload. When the task has ended,
+                // its entry is removed.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));

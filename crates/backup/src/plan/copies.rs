@@ -20,7 +20,7 @@ use crate::reason::{Reason, Trouble};
 use crate::retention::Rules;
 use crate::snapshot::{Copied, CopyInputs, Snapshot, Work};
 
-/// Pause after the first attempt. Each further attempt doubles the pause.
+/// Pause after the first attempt. Each further attempt doubles the pause, up to [`MAX_RETRY`].
 const RETRY: SignedDuration = SignedDuration::from_secs(30);
 const MAX_RETRY: SignedDuration = SignedDuration::from_mins(10);
 
@@ -328,8 +328,8 @@ fn removing(
     inputs: &CopyInputs,
     (since, now): (Timestamp, Timestamp),
 ) -> Removing {
-    // The worker is still active. It is canceled when the deletion starts, but it may still write a manifest, so the
-    // removal waits for its end.
+    // The deletion has canceled the worker that copies, but this worker has not ended and may write a manifest. The
+    // removal therefore waits until the worker has ended.
     if inputs.work.work.is_active() {
         return Removing::Waiting(None);
     }

@@ -1,7 +1,7 @@
 //! Computes the deadline of a backup, and the problem to report after it. Performs no I/O.
 //!
-//! The time limit excludes the time in the queue and the time without a running operator. Otherwise a long queue would
-//! make a backup fail that has no error.
+//! The time limit excludes the time in the queue and the time without a running operator, because a backup without an
+//! error must not fail after a long queue or downtime.
 
 use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, find};
@@ -19,8 +19,8 @@ const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 /// a slot forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
-/// Time limit for the end of a transfer that was canceled at the deadline. Afterwards, the operator reports the
-/// failure even if requests hang.
+/// Time limit for the end of a transfer that was canceled at the deadline. After this time, the operator reports the
+/// failure even if the transfer hangs.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
@@ -55,8 +55,9 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock may have recorded a start in the future. `begun` is then the start of this process, or the creation
-    // of the EtcdBackup if that was later.
+    // A wrong clock may have recorded a start in the future. In this case, `begun` becomes the start of this process,
+    // or the creation of the EtcdBackup if the creation is later. If the start of this process is unknown or in the
+    // future too, `begun` becomes the current time.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -81,8 +82,8 @@ pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Time
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
 }
 
-/// The problem to report after the deadline. It contains the last known failure, because a canceled attempt reports
-/// none.
+/// The problem to report after the deadline. The message contains the last known failure of an attempt, because a
+/// canceled attempt reports no failure.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
     if let Some(reported) = reported_deadline(backup.status.as_ref()) {
         return Trouble::new(Reason::DeadlineExceeded, reported);

@@ -50,7 +50,8 @@ pub(super) fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// Plans the removal of all stored backups of an EtcdBackup that is being deleted. No transfer is active.
+/// Plans the removal of all stored backups of an EtcdBackup that is being deleted. The caller has checked that no
+/// transfer is active.
 pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if !has_removable_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);

@@ -82,8 +82,8 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because both ran
-/// concurrently.
+/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because the
+/// removal ran at the same time as the backup.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,
@@ -111,8 +111,8 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // If the clock was set back, `ended` may be in the future. The absolute difference limits the wait in this case
-    // too.
+    // If the clock was set back, `ended` may be in the future. The absolute difference limits the wait in both
+    // directions.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit of the wait for a missing Secret. If the namespace is being deleted, the Secret never exists again.
+/// Time limit of the wait for a missing Secret. If the namespace is being deleted, no user can create the Secret again.
 const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
 /// True if the operator deletes the EtcdBackup without removing the backups in the store that has this problem.

@@ -32,8 +32,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // Report the failed removal before the next backup starts. If backups are always due, the status would
-            // otherwise never report it.
+            // The failed removal is reported before the next backup starts. Without this plan, the status would never
+            // report the failure of an EtcdBackup whose next backup is always due.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),

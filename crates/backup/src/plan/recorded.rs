@@ -39,7 +39,8 @@ fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// The start time of the backup in progress. `None` if the spec has changed since then.
+/// The start time of the backup in progress. `None` if no backup is in progress, or if the spec has changed since the
+/// start.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -70,7 +71,8 @@ pub(super) fn has_removable_finalizer(backup: &EtcdBackup) -> bool {
 }
 
 /// The finalizers that this operator may remove. While the EtcdBackup is being deleted, this includes the finalizer of
-/// coreos/etcd-operator. Before, that finalizer stays, because a running coreos/etcd-operator would set it again.
+/// coreos/etcd-operator. Before the deletion, the finalizer of coreos/etcd-operator stays, because a running
+/// coreos/etcd-operator would set it again.
 pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
     match backup.metadata.deletion_timestamp {
         Some(_) => &[FINALIZER_STORED, FINALIZER_COREOS_PERIODIC],

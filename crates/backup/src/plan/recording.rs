@@ -27,7 +27,8 @@ mod deployment;
 const CHECK: SignedDuration = SignedDuration::from_secs(15);
 /// Interval between two checks of an agent that starts, ends, or has a problem.
 const POLL: SignedDuration = SignedDuration::from_secs(5);
-/// Time in which the agent ends after the deletion of its Deployment. Its pod has a grace period of 30 seconds.
+/// Time limit for the end of the agent during the deletion of the EtcdBackup. The pod of the agent has a grace period
+/// of 30 seconds.
 const STOP_WAIT: SignedDuration = SignedDuration::from_mins(2);
 /// Number of digits of the digest in the name of a Deployment.
 const NAME_DIGITS: usize = 20;
@@ -56,12 +57,12 @@ pub enum RecordingVerdict {
     Waiting(Trouble),
     /// The agent has reported its progress.
     Reported {
-        /// The location of all objects. `None` if unknown.
+        /// The location of the objects that the agent writes. `None` if unknown.
         location: Option<String>,
         /// The report.
         report: Box<AgentReport>,
-        /// Why the operator cannot apply the current spec to the agent. The agent still runs with the previous one.
-        /// `None` if the agent has the current spec or is updated now.
+        /// Why the operator cannot apply the current spec to the agent, which runs with the previous spec. `None` if
+        /// the agent has the current spec or is updated now.
         obstacle: Option<Trouble>,
     },
 }
@@ -113,9 +114,9 @@ impl RecordingPlan {
 pub(crate) enum RecordingNeed {
     /// No data about the agent.
     Nothing,
-    /// The Deployment and its pods.
+    /// The Deployment, and the report of its pod.
     Agent,
-    /// The agent, its report, and what it records.
+    /// The Deployment, the report of its pod, and the cluster and the store that the agent records.
     AgentAndTarget,
 }
 
@@ -149,7 +150,7 @@ pub(super) fn records(backup: &EtcdBackup) -> bool {
     backup.spec.continuous.is_some() || recorded(backup).is_some()
 }
 
-/// True if the operator will remove the objects of the agent. The agent must end before.
+/// True if the deletion of the EtcdBackup removes the objects of the agent. The agent must end before this removal.
 fn must_stop_first(backup: &EtcdBackup) -> bool {
     records(backup) && wants_finalizer(backup) && has_finalizer(backup)
 }
@@ -177,7 +178,8 @@ pub(super) fn delays_deletion(backup: &EtcdBackup, inputs: &RecordingInputs) -> 
     backup.metadata.deletion_timestamp.is_some() && must_stop_first(backup) && !has_ended
 }
 
-/// Why the deletion of the EtcdBackup still waits for the agent. `None` during the time in which the agent ends.
+/// The problem that delays the deletion of the EtcdBackup: the state of the agent is unknown, or the agent has not
+/// ended within [`STOP_WAIT`]. `None` if there is no problem yet.
 pub(super) fn deletion_obstacle(
     backup: &EtcdBackup,
     inputs: &RecordingInputs,
@@ -200,8 +202,8 @@ pub(super) fn deletion_obstacle(
 /// Plans the next step of the agent.
 pub(super) fn plan(backup: &EtcdBackup, inputs: &RecordingInputs, now: Timestamp) -> RecordingPlan {
     if backup.metadata.deletion_timestamp.is_some() {
-        // The agent is stopped here only if stored backups must be removed after its end. Otherwise Kubernetes deletes
-        // its Deployment together with the EtcdBackup.
+        // The operator deletes the Deployment only if it must remove the stored backups after the end of the agent. In
+        // every other case, Kubernetes deletes the Deployment together with the EtcdBackup.
         return if must_stop_first(backup) {
             stop(&inputs.agent, RecordingVerdict::Unchanged)
         } else {
@@ -262,8 +264,9 @@ fn plan_agent(
         (AgentState::Missing, Ok(target)) => {
             RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
         }
-        // The running agent would store changes without encryption until the trouble ends, for example until the Secret
-        // with the key exists. A start of the encryption causes a gap anyway.
+        // The running agent does not encrypt, although the spec requires encryption, so it is stopped until `trouble`
+        // ends, for example until the Secret with the key exists. The stop costs little, because a start of the
+        // encryption always causes a gap.
         (AgentState::Found(found), Err(trouble))
             if backup.spec.encryption.is_some() && !deployment::encrypts(&found.deployment) =>
         {
@@ -287,7 +290,8 @@ fn plan_agent(
     }
 }
 
-/// Reports the progress of an agent. Without a report, the reason is the problem of the pod, or else `otherwise`.
+/// Reports the progress of an agent. If there is no report, reports the problem of the pod, or `otherwise` if the pod
+/// has no problem.
 fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> RecordingPlan {
     let Some(report) = &found.report else {
         return RecordingPlan::wait(found.problem.clone().unwrap_or(otherwise));

@@ -356,8 +356,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // At the start of daylight saving time, the hour from 02:00 to 03:00 does not exist in Berlin. An hourly run
-        // still starts one hour after the previous run.
+        // At the start of daylight saving time, the hour from 02:00 to 03:00 does not exist in Berlin. The next hourly
+        // run starts one hour after the previous run.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),

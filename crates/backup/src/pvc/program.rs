@@ -90,8 +90,8 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// Opens the mounted volume as a store. `owned_by` ensures that the store never deletes unfinished files of other
-/// EtcdBackups.
+/// Opens the mounted volume as a store. With `owned_by`, the store ignores an unfinished file of another EtcdBackup,
+/// unless the file was not written for ten minutes.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
@@ -179,7 +179,7 @@ async fn stored(
         cluster,
         limits: EndpointLimits::default(),
         // An EtcdBackup has at most one pod at a time, so all its unfinished files are from earlier pods. The transfer
-        // deletes all files from before `since`.
+        // deletes all unfinished files from before `since`.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;

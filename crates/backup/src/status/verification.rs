@@ -52,8 +52,8 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Unchanged => {
-            // No verification is due. A verification in the status that was only queued is removed, because it is no
-            // longer due after a change of the settings.
+            // No verification is due. If the status contains a queued verification without a failure, this entry is
+            // removed, because a change of the settings has made the verification unnecessary.
             let last = status.verification.take();
             status.verification =
                 last.filter(|last| last.start_time.is_some() || last.failures.is_some());
@@ -95,7 +95,8 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // The verification has no result, so the condition still reports the backup that could not be restored.
+                // This verification has no result, so the condition continues to report the backup that could not be
+                // restored.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -296,7 +297,7 @@ mod tests {
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
-        // The verification of `s3://b/2` has no result, so the backup is still reported as damaged.
+        // The verification of `s3://b/2` has no result, so the condition continues to report the damaged backup.
         verdicts.extend([starting("s3://b/2"), failed(false)]);
         let status = after_verdicts(&verdicts);
         assert_eq!(condition(&status), reported);

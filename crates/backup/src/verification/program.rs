@@ -70,9 +70,9 @@ fn expected(path: &Path) -> Option<Contents> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Compares the data that etcd serves with the manifest. A higher revision is allowed, because an expired lease
-/// deletes keys and raises the revision. The number of keys is then not compared, but the hash is, because it covers
-/// only the revisions of the backup.
+/// Compares the data that etcd serves with the manifest. A higher revision is allowed, because an expired lease deletes
+/// keys and raises the revision. With a higher revision, the number of keys is not compared. The hash in the manifest
+/// covers only the revisions of the backup, so a higher revision does not prevent its comparison.
 fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if found.revision < expected.revision {
         return Report::Failed {

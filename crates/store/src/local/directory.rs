@@ -20,7 +20,8 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Maximum time to wait for a permit. This time is shorter than an operator's time limit for all reads of a reconcile.
+/// Maximum time to wait for a permit. This time is shorter than the time limit of 30 seconds with which an operator
+/// reads a store in a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted directory. All clones share the same permits.

@@ -262,7 +262,8 @@ fn copy_is_retried_if_only_newest_backup_was_copied() {
     );
 }
 
-/// Invariants 9 and 31: the rules get a time on which both clocks agree, and otherwise remove no copy.
+/// Invariants 9 and 31: the retention rules get a time on which both clocks agree. If the clocks differ or are unknown,
+/// the rules remove no copy.
 #[test]
 fn retention_of_copy_needs_clocks_that_agree() {
     let backup = with(|object| object["spec"]["copyTo"][0]["maxBackups"] = json!(1));

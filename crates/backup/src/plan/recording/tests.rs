@@ -17,7 +17,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_764_000_000 + second).unwrap()
 }
 
-/// An EtcdBackup that was checked 5 s ago, with this change.
+/// An EtcdBackup with this change. The operator checked its agent 5 s ago.
 fn with(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let mut object = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
@@ -360,7 +360,8 @@ fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let mut mounts = mounts.iter();
     let mount = mounts.find(|mount| mount["mountPath"] == "/run/backup/encryption");
     assert_eq!(mount.unwrap()["readOnly"], true);
-    // A program of an older release ends with an error instead of a recording without encryption.
+    // A program of an older release rejects this argument and ends with an error, so it does not record without
+    // encryption.
     assert_eq!(container["args"][2], "--keys=/run/backup/encryption");
     let spec = &deployment["spec"]["template"]["spec"];
     assert_eq!(spec["automountServiceAccountToken"], false);

@@ -11,7 +11,7 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// If many backups start at midnight, most of them wait in the queue. Their deadlines must not pass meanwhile.
+/// If many backups start at midnight, most of them wait in the queue. Their deadlines must not pass while they wait.
 #[test]
 fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The time that a retry has waited in the queue does not count for the deadline either.
+    // For a retry, the queue time of the failed attempt does not count for the deadline.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -88,7 +88,7 @@ fn recorded_start_in_future_does_not_extend_deadline() {
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // If the process started with the wrong clock too, its start time is ignored.
+    // If the process started while the clock was ahead, its start time is in the future and is ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
     // When the clock has reached the recorded start, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);
@@ -151,8 +151,8 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // The status already reports the end of the attempt. This is recorded only after the deletion of the pod, so no pod
-    // is left.
+    // The status of `ended` reports the end of the attempt. The operator writes this status only after it has deleted
+    // the pod, so no pod is left.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
     // A backup in a bucket has no pod.

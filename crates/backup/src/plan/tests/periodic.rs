@@ -252,7 +252,7 @@ fn invariant_9_retention_starts_only_after_status_reports_complete_backup() {
     let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // After a complete removal, no process repeats the removal.
+    // After a complete removal, the operator does not repeat the removal.
     let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
@@ -389,7 +389,8 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
     );
 }
 
-/// The removal was slower than the next backup, and has not listed it. The operator therefore repeats the removal.
+/// The removal started before the newest backup was stored, and has not listed this backup. The operator therefore
+/// repeats the removal.
 #[test]
 fn removal_is_repeated_if_it_ran_during_newest_backup() {
     let backup = first_complete(|_| {});
@@ -420,8 +421,8 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
     );
 }
 
-/// A backup that takes longer than its interval is due again when it ends. The operator applies the retention rules
-/// before it starts.
+/// If a backup takes longer than its interval, the next backup is due when the first backup ends. The operator applies
+/// the retention rules before the next backup starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
     // The interval is two seconds. The backup started at second 0 and ended at second 5, so at second 8 the next backup

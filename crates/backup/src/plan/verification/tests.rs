@@ -289,7 +289,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result that arrives after the time limit is still used.
+    // A result that the operator reads after the time limit is used.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
