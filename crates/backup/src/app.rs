@@ -29,8 +29,8 @@ use crate::reconcile::ReconcileContext;
 use crate::verification::Turns;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. It is long, because hundreds of reconciles may be queued, and
-/// each may wait 30 seconds for a store.
+/// Time limit for recording an attempt in the status. The limit is long, because hundreds of reconciles may be queued,
+/// and each reconcile may wait 30 seconds for a store.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.
@@ -148,7 +148,8 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When an EtcdBackup changes, its EtcdCluster is reconciled, so that the status of the EtcdCluster shows the backup.
+    // When an EtcdBackup changes, its EtcdCluster is reconciled, so that the status of the EtcdCluster shows the newest
+    // backup.
     let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
     let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
         if let Some(cluster) = cluster_of(backup) {

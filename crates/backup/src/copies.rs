@@ -1,8 +1,8 @@
-//! Copies the stored backups of an EtcdBackup to another store, and applies the retention rules of the copy. Uses no
-//! Kubernetes API.
+//! Copies the stored backups of an EtcdBackup from its first store to a second store, and applies the retention rules
+//! of the copy. Uses no Kubernetes API.
 //!
-//! Idempotent: a backup that the other store already contains is not copied again. An interrupted task can therefore be
-//! repeated.
+//! Idempotent: a backup is not copied if the second store contains its complete copy. An interrupted task can therefore
+//! be repeated.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ use crate::workers::{Progress, Worker};
 /// A backup to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupToCopy {
-    /// The part of the object name after the path of the store. It is the same in every store.
+    /// The part of the object name after the path of the store. A backup has the same suffix in every store.
     pub suffix: String,
     /// The SHA-256 of the snapshot, from the status. `None` if the status contains no SHA-256, for example of a backup
     /// that the operator has found in a listing of the store.
@@ -40,7 +40,8 @@ pub enum CopyRules {
     Apply {
         /// The rules.
         rules: Rules,
-        /// The UIDs of the other periodic EtcdBackups that write to the path of the copy. Their backups are kept.
+        /// The UIDs of all other periodic EtcdBackups that write to the path of the copy. The backups of these
+        /// EtcdBackups are kept.
         others: BTreeSet<String>,
         /// The current time, from which the ages of backups are computed.
         now: Timestamp,

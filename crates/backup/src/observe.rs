@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// The cache of an operator that has listed none of these namespaces yet.
+    /// The cache of an operator that has not listed any of these namespaces.
     fn cache(namespaces: &[&str]) -> Cache<EtcdBackup> {
         let answer = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
         let client = Client::new(service_fn(answer), "operators");
@@ -276,7 +276,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup in a namespace that is not listed yet may own backups at this path.
+    /// An EtcdBackup in a namespace that the operator has not listed may own backups at this path.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({

@@ -73,8 +73,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// True if the action changes the EtcdBackup itself. The status is then written by the next reconcile, because the
-    /// resourceVersion has changed.
+    /// True if the action changes the EtcdBackup itself. After such a change, the next reconcile writes the status,
+    /// because the resourceVersion has changed.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
@@ -83,7 +83,7 @@ impl Action {
 /// The state of the backup for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The status already reports the state of the backup, and does not change.
+    /// The status reports the current state of the backup, and does not change.
     Unchanged,
     /// The spec is rejected.
     Refused(Trouble),

@@ -1,5 +1,5 @@
-//! Removes stored backups: either those that the retention rules do not keep, or all backups and records of one
-//! EtcdBackup. Uses no Kubernetes API.
+//! Removes stored backups: the backups that the retention rules do not keep, or all stored objects of one EtcdBackup.
+//! Uses no Kubernetes API.
 //!
 //! A backup is deleted before its manifest. After a crash in between, the remaining manifest does not count as a
 //! backup, and the next removal deletes it. In the reverse order, a crash would leave a backup without an owner and a
@@ -37,7 +37,7 @@ pub enum RemovalScope {
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
+        /// The UIDs of all other periodic EtcdBackups with the same path. The backups of these EtcdBackups are kept.
         others: BTreeSet<String>,
         /// The time from which the ages of backups are computed.
         now: Timestamp,
@@ -107,7 +107,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // An interrupted removal may have left manifests without backups, which are deleted here.
+        // An interrupted removal may have left manifests without backups. This loop deletes these manifests.
         let older = listing
             .orphans
             .iter()

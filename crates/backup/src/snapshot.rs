@@ -257,7 +257,7 @@ pub enum Inputs {
     Removal {
         /// The storage of the backups.
         site: Site,
-        /// The UIDs of the other periodic EtcdBackups with the same path.
+        /// The UIDs of all other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
     },
 }
@@ -281,7 +281,7 @@ pub struct VerificationInputs {
 /// The data that the retention rules of a copy need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyRetention {
-    /// The UIDs of the other periodic EtcdBackups that write to the path of the copy.
+    /// The UIDs of all other periodic EtcdBackups that write to the path of the copy.
     pub others: BTreeSet<String>,
     /// The API server's time minus the operator's time.
     pub clock_difference: SignedDuration,
@@ -294,7 +294,7 @@ pub struct CopyInputs {
     pub work: WorkState<Copied>,
     /// The worker of this process that removes the copies of an EtcdBackup that is being deleted.
     pub removal: WorkState<RemovalResult>,
-    /// The result of opening both stores. `None` if the plan does not need the stores.
+    /// The result of opening the first store and the store of the copy. `None` if the plan does not need the stores.
     pub opened: Option<Result<(), Trouble>>,
     /// The data that the retention rules need, or why this data is unknown. `None` if the copy has no retention rules.
     pub retention: Option<Result<CopyRetention, Trouble>>,

@@ -168,8 +168,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // `Progressing` reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
-        // is `AsDesired`, and the message of `Complete` is reported instead.
+        // `Progressing` reports whether a backup runs, is queued or is scheduled. Directly after a backup, the reason
+        // of `Progressing` is `AsDesired`, and `Ready` gets the message of `Complete`.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -224,7 +224,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // Without retention rules, no removal writes `status.backups`, so the new backup is added here.
+        // Without retention rules, no removal writes `status.backups`, so this function adds the new backup.
         let newest = newest(status);
         status
             .backups
@@ -245,8 +245,8 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest backup, followed by the kept backups from the store. If the status already lists a backup, its entry is
-/// copied, because it contains more than the object name.
+/// The newest backup, followed by the kept backups from the store. The entry of a backup in the status is kept, because
+/// it contains more than the name of the object.
 fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
@@ -420,7 +420,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     ));
     notices.extend(copies::notices(backup, &plan.copies));
     if plan.recording.verdict != RecordingVerdict::Unchanged {
-        // The notices do not contain the time, so any time can be used here.
+        // The notices do not contain the time, so the computation of this status can use any time.
         let after = status(backup, plan, Timestamp::UNIX_EPOCH);
         notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
     }

@@ -126,7 +126,8 @@ impl Transfer {
     /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // An error is ignored: without a quorum, etcd returns no member list, but a member can still send its snapshot.
+        // An error is ignored: without a quorum, etcd returns no member list, but a member without a quorum can send
+        // its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         // Invariant 28: a hostile etcd may list members of other clusters, so `limits` restricts the URLs.
@@ -252,7 +253,8 @@ impl Transfer {
     }
 
     /// The key of the object. If another EtcdBackup with the same path has started in the same second, the revision in
-    /// the key is lowered until the key is free. The snapshot contains the lower revision too.
+    /// the key is lowered until the key is free. This is correct, because the snapshot contains the lower revision as
+    /// well.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
         /// Maximum number of EtcdBackups with the same path that can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;
@@ -262,8 +264,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object. The name then
-                // counts as free.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object. In this case,
+                // the name counts as free.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };

@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
 
-/// Interval at which a task checks that its EtcdBackup still exists.
+/// Interval at which a task checks that its EtcdBackup exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 /// The EtcdBackup to which a task belongs.
@@ -203,8 +203,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task for the EtcdBackup with this UID, unless it already has an active task. The task is canceled when
-    /// `exists` returns false, because its EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this UID, unless this EtcdBackup has an active task. The task is canceled
+    /// when `exists` returns false, because its EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (owner, uid): (Owner, &str),
@@ -315,7 +315,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // A panic is caught, because the task would otherwise stay in the state `Running`.
+        // A panic is caught. Without this, the task would stay in the state `Running`.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {

@@ -1,5 +1,5 @@
-//! Tests with another writer at the same path, or with a proxy that answers instead of the store. A transfer succeeds
-//! only if the store contains its object and its manifest.
+//! Tests with another writer at the same path, or with a proxy that acknowledges writes without storing them. A
+//! transfer succeeds only if the store contains its object and its manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};

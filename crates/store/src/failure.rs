@@ -101,8 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // `short` limits the texts of the response, because a store could otherwise fill conditions, Events and the
-        // log.
+        // `short` limits the texts of the response, so that a store cannot fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);

@@ -170,7 +170,7 @@ pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 impl<P: Send + 'static> InFlight<P> {
     /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. Without this wait, the store could receive a part
     /// after the abort and keep the part forever. After the timeout, this function cancels the requests, but the store
-    /// may still complete them.
+    /// may complete a request that it has received.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {

@@ -188,7 +188,7 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
 }
 
 /// The newest backup that satisfies `spec.backup.beforeChanges` and `spec.deletionPolicy: BackupThenDelete`. `None` if
-/// the spec has neither.
+/// the spec has none of the two fields.
 ///
 /// Invariants 32 and 41: the backup has the cluster ID of this cluster. If the spec asks for verifications, a
 /// verification has restored the backup.

@@ -104,7 +104,7 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
+/// The URL formats of the members of an EtcdCluster. The formats depend on the TLS settings of the EtcdCluster.
 async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
@@ -432,8 +432,8 @@ mod tests {
         assert!(why.contains(remedy), "{why}");
     }
 
-    /// Invariant 28: the operator connects to the pods instead of the Service, because users of the namespace can
-    /// change the Service.
+    /// Invariant 28: the operator connects to the addresses of the pods, and not to the Service, because users of the
+    /// namespace can change the Service.
     #[tokio::test]
     async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
         let spec = json!({ "etcdCluster": { "name": "main" } });

@@ -1,7 +1,8 @@
 //! Plans the copies of the stored backups in the stores of `spec.copyTo`. Performs no I/O.
 //!
-//! The status counts an attempt before the attempt starts (invariant 10). The pause before the next attempt follows
-//! from this count. If an attempt crashes the operator, the next process therefore waits too.
+//! The status counts an attempt before the attempt starts (invariant 10). The operator computes the pause before the
+//! next attempt from this count. If an attempt crashes the operator, the next operator process therefore waits for the
+//! pause.
 
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ pub enum CopyVerdict {
     Copied(Box<Copied>),
     /// The attempt has failed.
     Failed(Trouble),
-    /// The attempt cannot start. It counts as failed.
+    /// The attempt cannot start. An attempt that cannot start counts as failed.
     Blocked(Trouble),
 }
 
@@ -85,7 +86,7 @@ impl CopiesPlan {
 pub(crate) enum CopyNeed {
     /// The plan needs no further data.
     Nothing,
-    /// Both stores, and the input of the retention rules.
+    /// The first store, the store of the copy, and the input of the retention rules.
     Copy,
     /// The store of the copy.
     Removal,
@@ -223,8 +224,8 @@ fn sha256(status: &EtcdBackupStatus) -> Option<&str> {
     sha256.filter(|sha256| !sha256.is_empty())
 }
 
-/// True if a store of `spec.copyTo` does not contain the newest backup yet. Until then, a finished EtcdBackup does not
-/// expire.
+/// True if a store of `spec.copyTo` does not contain the newest backup. While this is true, a finished EtcdBackup does
+/// not expire.
 pub(super) fn are_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;

@@ -15,8 +15,8 @@ use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 /// Default time limit of a backup of a small database. Each MiB of the database adds one second.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Maximum time limit, also for `timeoutInSecond: 0`. All namespaces share the transfer slots, so no transfer may use
-/// a slot forever.
+/// Maximum time limit. It also applies to `timeoutInSecond: 0`. All namespaces share the transfer slots, so no transfer
+/// may use a slot forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
 /// Time limit for the end of a transfer that was canceled at the deadline. After this time, the operator reports the
@@ -101,14 +101,15 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     )
 }
 
-/// The deadline message that the status already reports for this backup.
+/// The deadline message for this backup in the status. `None` if the status does not report that this backup has
+/// exceeded its deadline.
 fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let status = status.filter(|status| status.completion_time.is_none())?;
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The condition of a periodic EtcdBackup may still report the deadline of the previous backup, which is ignored
-    // here. `status.reason` belongs to the current backup.
+    // The condition of a periodic EtcdBackup may report that the previous backup has exceeded its deadline.
+    // `status.reason` belongs to the current backup, so a condition with another message is ignored.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

@@ -12,8 +12,8 @@ pub(super) fn is_gone(trouble: &Trouble, since: Timestamp, now: Timestamp) -> bo
     match trouble.reason {
         // A bucket that does not exist contains no backups, so nothing needs to be removed.
         Reason::BucketMissing => true,
-        // In a namespace that is being deleted, no user can create the missing Secret again. After SECRET_WAIT, the
-        // deletion continues, because it would otherwise wait forever.
+        // In a namespace that is being deleted, no user can create the missing Secret again. A deletion that waits for
+        // the Secret would wait forever, so the deletion continues after SECRET_WAIT.
         Reason::SecretMissing => now.duration_since(since) > SECRET_WAIT,
         _ => false,
     }

@@ -80,7 +80,7 @@ pub(super) fn transfer(
         return Ok(None);
     };
     // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. Endpoints that this pod can reach need
-    // no grant, because other pods of the namespace can reach them too.
+    // no grant, because every pod of the namespace can reach them.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {

@@ -33,8 +33,8 @@ pub(super) fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// True if the condition reports a rejected spec. Each reconcile checks such a spec again, because a later release of
-/// the operator may accept it.
+/// True if the condition reports a rejected spec. Each reconcile checks a rejected spec again, because a later release
+/// of the operator may accept the spec.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }

@@ -1,8 +1,8 @@
 //! Plans the agent that records all changes of a cluster (`spec.continuous`). The plan is a pure function.
 //!
-//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. It reads the report of the
-//! agent regularly, and writes it to the status. Each write triggers a reconcile, so the plan reads nothing before the
-//! next check is due.
+//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. The operator reads the
+//! report of the agent regularly, and writes it to the status. Each write of the status triggers a reconcile. The
+//! reconcile reads the agent only if a check is due, so that these writes cause no endless loop.
 
 use std::time::Duration;
 
@@ -165,8 +165,8 @@ fn next_check(backup: &EtcdBackup) -> Option<Timestamp> {
     last.checked_add(if reports { CHECK } else { POLL }).ok()
 }
 
-/// The name of the Deployment. It follows from the UID, so a second operator process applies the same Deployment
-/// (invariant 11).
+/// The name of the Deployment. The name depends only on the UID of the EtcdBackup, so a second operator process applies
+/// the same Deployment (invariant 11).
 pub(crate) fn agent_name(backup: &EtcdBackup) -> String {
     let digest = hex::encode(Sha256::digest(backup.uid().unwrap_or_default()));
     format!("etcd-record-{}", &digest[..NAME_DIGITS])
@@ -307,7 +307,7 @@ fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> R
     }
 }
 
-/// Deletes the Deployment. Reports `ended` when its pod has ended too.
+/// Deletes the Deployment. Reports `ended` when the Deployment and its pod no longer exist.
 fn stop(agent: &AgentState, ended: RecordingVerdict) -> RecordingPlan {
     match agent {
         AgentState::Missing | AgentState::Foreign => RecordingPlan {
@@ -329,7 +329,8 @@ fn hibernates(target: &AgentTarget) -> bool {
     cluster.is_some_and(|cluster| cluster.spec.hibernate)
 }
 
-/// A hibernated cluster has no members and no changes, so its agent is deleted until the cluster runs again.
+/// A hibernated cluster has no members and no changes, so the Deployment of its agent is deleted. The operator creates
+/// the Deployment again when the cluster runs.
 fn hibernated(agent: &AgentState) -> RecordingPlan {
     let message = "the EtcdCluster hibernates, so there are no changes to record";
     let plan = RecordingPlan::wait(Trouble::new(Reason::Hibernated, message));

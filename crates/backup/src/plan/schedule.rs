@@ -126,8 +126,8 @@ impl Schedule {
         due(later(planned, self.jitter(interval, seed, planned)), now)
     }
 
-    /// A delay of at most a twentieth of the interval, so that EtcdBackups with the same schedule do not start
-    /// together.
+    /// A delay of at most a twentieth of the interval, so that the backups of EtcdBackups with the same schedule start
+    /// at different times.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
         // The jitter is at most half of the starting deadline, so that a delayed run does not miss the deadline.

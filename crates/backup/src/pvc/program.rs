@@ -163,7 +163,7 @@ async fn stored(
         encrypted: encryption.is_some(),
         verify_content: true,
     };
-    // An earlier pod for this order may have completed the backup. The report then contains this backup.
+    // An earlier pod for this order may have completed the backup. In this case, the report contains that backup.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,

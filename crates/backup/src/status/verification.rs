@@ -125,8 +125,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     });
 }
 
-/// Records that the verification of the backup at `location` is due since `now`. An earlier due time is kept. The
-/// number of failures is kept too, because it determines the delay of the next attempt.
+/// Records that the verification of the backup at `location` is due since `now`. This function keeps an earlier due
+/// time. It also keeps the number of failures, which determines the delay of the next attempt.
 fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let queued = || VerificationStatus {
         location: location.to_owned(),
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(after_verdicts(&verdicts).verification, None);
         // A verification that is no longer due has no due time.
         assert_eq!(due(&[queued(), VerificationVerdict::Unchanged]), None);
-        // A verification that waits for its window is not due yet.
+        // A verification that waits for its window has no due time before it starts.
         let window = VerificationVerdict::Waiting("the window opens at 22:00".to_owned());
         assert_eq!(due(&[window, starting("s3://b/1")]), Some(after(60)));
     }

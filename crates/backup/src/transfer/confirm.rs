@@ -132,7 +132,8 @@ async fn has_manifest(
     Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// True if the store still contains the committed object.
+/// True if the object at the key has the size and the tag of the committed object. Without tags, only the size is
+/// compared.
 async fn is_stored(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
     let object = store.head(key).await.map_err(|error| in_store(&error))?;
     Ok(object.is_some_and(|object| {

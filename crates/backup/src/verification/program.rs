@@ -12,7 +12,7 @@ use member::verification::{METRICS, PEER};
 
 use super::pod_state::{Proof, Report};
 
-/// Delay between two requests to etcd, which may not serve yet.
+/// Delay between two requests to etcd. The first requests may fail, because etcd is starting.
 const POLL: Duration = Duration::from_millis(500);
 
 /// Time limit of one request. It is long, because etcd reads its whole database to compute the hash of the keys.
@@ -35,8 +35,8 @@ pub struct Verify {
     report: PathBuf,
 }
 
-/// Compares the restored data with the manifest, and writes the report. Returns true if the data matches. There is no
-/// time limit here, because the pod has a deadline.
+/// Compares the restored data with the manifest, and writes the report. Returns true if the data matches. This function
+/// has no time limit, because the pod has a deadline.
 pub async fn run(arguments: &Verify) -> bool {
     let report = compare(arguments).await;
     let text = serde_json::to_string(&report).unwrap_or_default();

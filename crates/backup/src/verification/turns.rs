@@ -70,7 +70,7 @@ mod tests {
     }
 
     /// The EtcdBackup `b` allows concurrent verifications, so it neither waits for `a` nor ends the turn of `a`. `c`
-    /// waits for both.
+    /// waits for `a` and for `b`.
     #[test]
     fn concurrent_verification_does_not_end_turn_of_other_etcdbackup() {
         let turns = Turns::default();

@@ -216,7 +216,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum, etcd returns no member list, but the member `m1` can still send its snapshot.
+    // Without a quorum, etcd returns no member list, but the member `m1` can send its snapshot.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -303,7 +303,8 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: another cluster may get the address of a deleted pod. Its snapshot must not be stored.
+/// Invariant 28: a member of another cluster may get the address of a deleted pod. The snapshot of the other cluster
+/// must not be stored.
 #[tokio::test]
 async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;

@@ -154,8 +154,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. Empty if the body must not be parsed, for example a web page of a proxy. The
-    /// client then builds its error from the status and the headers.
+    /// The body of an error response. Empty if the body must not be parsed, for example a web page of a proxy. From an
+    /// empty body, the client builds its error with the status and the headers.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),

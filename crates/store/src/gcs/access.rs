@@ -83,8 +83,8 @@ fn is_googles(endpoint: &Url) -> bool {
 
 impl GcsAccess {
     /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
-    /// Google's, the Secret must name it. Otherwise a user who may create EtcdBackups, but not read the Secret, could
-    /// send its token to any server.
+    /// Google's, the Secret must name it. Without this check, a user who may create EtcdBackups, but not read the
+    /// Secret, could send its token to any server.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.

@@ -172,13 +172,12 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // The blocked operations are ended, because the runtime of a failed test would otherwise wait for their
-            // threads.
+            // The blocked operations are ended, because the runtime of a failed test waits for their threads.
             self.answer();
         }
     }
 
-    /// Invariant 15: twenty callers block only eight threads, so a DNS lookup still gets a thread.
+    /// Invariant 15: twenty callers block only eight threads, so a DNS lookup gets the ninth thread.
     #[test]
     fn hung_directory_leaves_thread_for_dns_lookup() {
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -194,7 +194,7 @@ async fn quota_of_namespace_limits_uploads() {
     ] {
         assert!(text(&error).contains(part), "{error}");
     }
-    // The quota also counts the bytes of `upload`, which is not committed yet.
+    // The quota counts the bytes of `upload`, although `upload` is not committed.
     let error = store.begin("three").await.err().unwrap();
     assert!(matches!(error, Error::Full(_)), "{error}");
     upload.abort().await.unwrap();

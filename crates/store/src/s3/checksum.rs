@@ -59,7 +59,7 @@ impl Whole {
         }
     }
 
-    /// Whether the request for the object's metadata must also request its checksum.
+    /// Whether the request for the object's metadata must request the checksum of the object.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
@@ -196,8 +196,8 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be
-        // predicted. `verify` then accepts every entity tag, because the store has checked each part against its
+        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be predicted.
+        // `verify` accepts every entity tag of such an object, because the store has checked each part against its
         // `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();

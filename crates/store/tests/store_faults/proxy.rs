@@ -322,7 +322,8 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// Reads the rest of the request body without decoding it. Stops when it has read `limit` bytes.
+/// Reads the part of the request body that [`read_head`] has not read, without decoding it. Stops when it has read
+/// `limit` bytes.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")

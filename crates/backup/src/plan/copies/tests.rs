@@ -140,7 +140,7 @@ fn newest_and_older_backups_are_copied_once() {
     assert_eq!(suffixes, [NEWEST, OLDER]);
     assert_eq!(job.backups[0].sha256.as_deref(), Some("ab"));
     assert_eq!(job.rules, CopyRules::KeepAll);
-    // The plan starts the copy in addition to `action`, which is `Nothing` here.
+    // The plan starts the copy in addition to `action`, which is `Nothing` in this plan.
     assert_eq!(starting.action, Action::Nothing);
     let backup = after(backup, &starting, at(9));
     assert_eq!(condition(&backup), ("Unknown".into(), "Copying".into()));
@@ -364,7 +364,7 @@ fn deletion_removes_copies_before_backups_of_first_store() {
         needs(&backup, &CopyInputs::default(), at(1)),
         CopyNeed::Removal
     );
-    // A canceled worker may still write a manifest, so the removal waits until the worker has ended.
+    // A canceled worker may write a manifest before it ends, so the removal waits until the worker has ended.
     let running = worker(Work::Running(Moved::default()));
     assert_eq!(needs(&backup, &running, at(1)), CopyNeed::Nothing);
     let waiting = planned(&backup, running, at(1));

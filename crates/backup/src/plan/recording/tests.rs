@@ -88,7 +88,7 @@ fn reason(plan: &RecordingPlan) -> Reason {
 
 #[test]
 fn invariant_10_missing_agent_is_recorded_and_then_created() {
-    // The status of `new` is empty, so the plan only records the agent and does not create the Deployment yet.
+    // The status of `new` is empty, so this plan only records the agent. The next plan creates the Deployment.
     let new = with(|backup| backup["status"] = json!({}));
     let recorded = plan(&new, &inputs(&new, AgentState::Missing), at(0));
     assert_eq!(reason(&recorded), Reason::Pending);
@@ -207,7 +207,8 @@ fn agent_of_hibernated_cluster_is_deleted() {
     assert_eq!(next.step, RecordingStep::Nothing);
 }
 
-/// Invariant 13: an agent that still runs could write further objects after the removal of its objects.
+/// Invariant 13: the agent ends before the removal of its objects, because a running agent could write further objects
+/// after the removal.
 #[test]
 fn invariant_13_agent_ends_before_its_objects_are_removed() {
     let deleted = |policy: &str| {

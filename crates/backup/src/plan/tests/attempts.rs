@@ -30,7 +30,7 @@ fn invariant_10_attempt_counts_as_unfinished_until_it_ends() {
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
     assert!(!status_of(&backup).succeeded);
-    // The status counts the fourth attempt until the operator has observed its failure.
+    // The status counts the fourth attempt until a reconcile has observed that this attempt failed.
     let fourth = plan(&backup, &ready(None), at(10));
     let backup = after(backup, &fourth, at(10));
     assert_eq!(unfinished(&backup), Some(4));

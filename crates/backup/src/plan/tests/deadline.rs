@@ -56,7 +56,7 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // In the new process, the time limit starts again at second 3600, so it has passed at second 3660.
+    // In the new process, the time limit of 60 seconds starts again at second 3600, so the deadline is second 3660.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
     // If the process started before the backup, its start does not change the deadline.
@@ -70,7 +70,8 @@ fn operator_downtime_does_not_count_for_deadline() {
     ));
 }
 
-/// The start was recorded while the clock was ten days ahead. The backup must still have a deadline.
+/// The start was recorded while the clock was ten days ahead. After the correction of the clock, the backup must have a
+/// deadline.
 #[test]
 fn recorded_start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
@@ -136,7 +137,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let failed = plan(&backup, &unknown, at(60));
     assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
     assert_eq!(failed.job, left);
-    // A worker of this process deletes its own pod, so the plan contains no deletion.
+    // While a worker of this process runs, the worker deletes its own pod, so the plan contains no deletion.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
     // A changed or rejected spec ends the backup, so the plan deletes its pod.

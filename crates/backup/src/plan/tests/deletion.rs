@@ -70,8 +70,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // If the namespace is being deleted, its Secrets are deleted too. After five minutes, the operator removes the
-    // finalizer and keeps the stored backups.
+    // If the namespace is being deleted, its Secrets are deleted, too, and the operator cannot open the store. After
+    // five minutes, the operator removes the finalizer and keeps the stored backups.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -107,7 +107,8 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     );
     assert_eq!(removable_finalizers(&backup), all);
 
-    // Both finalizers are removed only after the stored backups are removed.
+    // The finalizer of coreos/etcd-operator and the finalizer of this operator are removed only after the stored
+    // backups.
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![old, FINALIZER_STORED.to_owned()]);
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::RemoveAll);

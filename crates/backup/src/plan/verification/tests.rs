@@ -139,7 +139,7 @@ fn window_delays_repeated_and_scheduled_verifications() {
         matches!(waits.verdict, VerificationVerdict::Waiting(_)),
         "{waits:?}"
     );
-    // With a weekly schedule, the verification is not due yet, so it does not wait for the window.
+    // With a weekly schedule, the verification is not due, so it does not wait for the window.
     settings["schedule"] = json!("@weekly");
     let waits = planned(&backup(settings, verified), PodState::NotRead);
     assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
