@@ -91,7 +91,7 @@ pub struct Settings {
     /// Maximum size of a snapshot in GiB, from 1 to 110
     #[arg(long, value_name = "GIB", default_value = "100", value_parser = clap::value_parser!(u64).range(1..=110))]
     pub max_snapshot: u64,
-    /// Number of concurrent transfers to stores. Each needs up to 56 MiB of memory
+    /// Number of concurrent transfers to stores. Each transfer needs up to 56 MiB of memory
     #[arg(long, value_name = "NUMBER", default_value = "4")]
     pub max_transfers: NonZeroUsize,
     /// Number of concurrent transfers to one store

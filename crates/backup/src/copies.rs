@@ -26,8 +26,8 @@ use crate::workers::{Progress, Worker};
 pub struct BackupToCopy {
     /// The part of the object name after the path of the store. A backup has the same suffix in every store.
     pub suffix: String,
-    /// The SHA-256 of the snapshot, from the status. `None` if the status contains no SHA-256, for example of a backup
-    /// that the operator has found in a listing of the store.
+    /// The SHA-256 of the snapshot, from the status. `None` if the status contains no SHA-256, for example if the
+    /// operator has found the backup in a listing.
     pub sha256: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub enum CopyRules {
     Blocked(Trouble),
 }
 
-/// What to copy to one store.
+/// The backups to copy to one store, and the retention rules for the copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyJob {
     /// The backups, newest first.
@@ -78,8 +78,8 @@ impl Copying {
     ///
     /// # Errors
     ///
-    /// Fails if the newest backup cannot be copied. If an older backup cannot be copied, or if old copies cannot be
-    /// removed, this function continues with the next step, and the result contains the first problem.
+    /// Fails if the newest backup cannot be copied. If an older backup cannot be copied or old copies cannot be
+    /// removed, this function continues with the next step. The result then contains the first problem.
     pub async fn run(
         &self,
         meter: &Meter,

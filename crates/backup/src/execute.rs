@@ -337,9 +337,9 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). If the CRD of an
-/// earlier release rejects the status, the function retries without `unfinishedAttempts`, `continuous` and the fields
-/// for the columns of `kubectl get`.
+/// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). The CRD of an
+/// earlier release may reject the status. The function then retries without `unfinishedAttempts`, `continuous` and the
+/// fields for the columns of `kubectl get`.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,

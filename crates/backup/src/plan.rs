@@ -166,8 +166,8 @@ impl Plan {
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let recording = recording::plan(backup, &snapshot.recording, now);
     if recording::delays_deletion(backup, &snapshot.recording) {
-        // The deletion of the EtcdBackup waits until the agent has ended, because a running agent would write further
-        // objects after the removal of all objects.
+        // The deletion of the EtcdBackup waits until the agent has ended. A running agent would write further objects
+        // after the removal of all objects.
         let obstacle = recording::deletion_obstacle(backup, &snapshot.recording, now);
         let verdict = obstacle.map_or(Verdict::Unchanged, Verdict::DeletionBlocked);
         let wait = Plan::new(Action::Nothing, verdict, recording.requeue);
@@ -274,8 +274,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The backup fails only after the canceled transfer has ended and the store was read again, because the
-        // transfer may have stored the whole backup.
+        // The canceled transfer may have stored the whole backup. The backup therefore fails only after the transfer
+        // has ended and the store was read again.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));

@@ -1,9 +1,9 @@
 //! Removes stored backups: the backups that the retention rules do not keep, or all stored objects of one EtcdBackup.
 //! Uses no Kubernetes API.
 //!
-//! A backup is deleted before its manifest. After a crash in between, the remaining manifest does not count as a
-//! backup, and the next removal deletes it. In the reverse order, a crash would leave a backup without an owner and a
-//! checksum.
+//! A backup is deleted before its manifest. After a crash between the two deletions, the manifest without an object
+//! does not count as a backup, and the next removal deletes the manifest. In the reverse order, a crash would leave a
+//! backup without an owner and a checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -88,8 +88,8 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // The newest backup is not at the path in the spec, because the path has changed and no backup at the new
-            // path exists yet. Nothing is removed.
+            // The newest backup is not at the path in the spec. The path has changed, and no backup at the new path is
+            // complete, so nothing is removed.
             return Ok(RemovalResult::default());
         };
         // Invariant 9: backups are removed only if the store contains the complete newest backup and its manifest.

@@ -252,9 +252,9 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. If another EtcdBackup with the same path has started in the same second, the revision in
-    /// the key is lowered until the key is free. This is correct, because the snapshot contains the lower revision as
-    /// well.
+    /// The key of the object. Another EtcdBackup with the same path may have started in the same second. In this case,
+    /// the revision in the key is lowered until the key is free. This is correct, because the snapshot contains the
+    /// lower revision as well.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
         /// Maximum number of EtcdBackups with the same path that can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;

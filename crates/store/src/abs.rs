@@ -246,8 +246,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload, so that they differ from the block IDs of other uploads of the
-    /// same key.
+    /// A random number in the block IDs of this upload. It distinguishes these blocks from the blocks of other uploads
+    /// of the same key.
     upload: u64,
 }
 

@@ -17,8 +17,8 @@ pub(crate) const MAX_PAGE: usize = 16 << 20;
 /// results of writes. The known services send a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// The size limit counts each received chunk with at least this number of bytes, because even a chunk of one byte costs
-/// memory and time.
+/// The size limit counts each received chunk as at least this number of bytes. Even a chunk of one byte costs memory
+/// and time.
 pub(crate) const MIN_CHUNK: usize = 64;
 
 /// Maximum number of entries in one page. S3 and Google send up to 1,000 entries, and Azure up to 5,000.

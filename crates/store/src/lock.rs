@@ -12,8 +12,8 @@ use crate::port::Error;
 /// The field of the lock in a storage block.
 pub(crate) const FIELD: &str = "objectLock";
 
-/// The end of a lock that a store reports may be earlier than the requested end by this number of seconds, because the
-/// store may round the end.
+/// A store may round the end of a lock. The reported end may be earlier than the requested end by this number of
+/// seconds.
 const ROUNDING: i64 = 60;
 
 /// An object that is uploaded now is locked until this time.

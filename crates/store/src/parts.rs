@@ -12,8 +12,8 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. Together with the part that is being filled, they use 4 x 6 MiB of memory, or 4 x
-/// 12 MiB for objects larger than 6 GiB.
+/// Maximum number of parts in flight. With the part that is being filled, an upload has four parts in memory: 4 x 6
+/// MiB, or 4 x 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
 /// An abort waits at most this long for the parts in flight, and then removes the upload.
@@ -80,8 +80,8 @@ impl<S: Sink> Parts<S> {
         self.written += chunk.len() as u64;
         while !chunk.is_empty() {
             let size = part_size(self.first, self.begun);
-            // A full first part is sent only when more bytes follow, because an object that consists of one part is
-            // sent without a multipart upload.
+            // An object that consists of one part is sent without a multipart upload. A full first part is therefore
+            // sent only when more bytes follow.
             if self.filling.len() == size {
                 let content = std::mem::take(&mut self.filling).freeze();
                 self.send(content).await?;

@@ -54,8 +54,8 @@ pub(super) async fn source(
     })
 }
 
-/// The client URLs for an agent, and the EtcdCluster that it records. The URLs of an EtcdCluster name its client
-/// Service and not its members, so the agent keeps its settings if a member is replaced. The agent runs in the
+/// The client URLs for an agent, and the EtcdCluster that the agent records. The URLs name the client Service of the
+/// EtcdCluster, so that the replacement of a member does not change the settings of the agent. The agent runs in the
 /// namespace of the EtcdBackup, so it can connect to the same endpoints as other pods of that namespace, and needs no
 /// grant.
 pub(super) async fn of_agent(

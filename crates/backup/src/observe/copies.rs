@@ -1,5 +1,5 @@
-//! Reads the inputs of the copies: opens the stores with their Secrets, and reads what the retention rules need. Sends
-//! no request to a store.
+//! Reads the inputs of the copies: opens the stores with their Secrets, and reads the data that the retention rules
+//! need. Sends no request to a store.
 
 use api::EtcdBackup;
 use api::backup::BackupCopy;

@@ -25,7 +25,7 @@ use crate::snapshot::{Copied, CopyInputs, Snapshot, Work};
 const RETRY: SignedDuration = SignedDuration::from_secs(30);
 const MAX_RETRY: SignedDuration = SignedDuration::from_mins(10);
 
-/// What the operator does for one copy.
+/// The action of the operator for one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum CopyStep {
     /// The operator does nothing in this reconcile.
@@ -37,7 +37,7 @@ pub enum CopyStep {
     Remove,
 }
 
-/// What the status reports about one copy.
+/// The report of the status about one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum CopyVerdict {
     /// The status does not change.
@@ -56,9 +56,9 @@ pub enum CopyVerdict {
 /// The next step of one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyPlan {
-    /// What the operator does now.
+    /// The action of the operator in this reconcile.
     pub step: CopyStep,
-    /// What the status reports.
+    /// The report of the status.
     pub verdict: CopyVerdict,
 }
 
@@ -251,7 +251,7 @@ pub(crate) fn copy_rules(backup: &EtcdBackup, copy: &BackupCopy) -> Option<Rules
     rules.filter(|_| backup.spec.is_periodic())
 }
 
-/// What to copy: the newest backup, and the older backups that the status lists.
+/// The copying task: it copies the newest backup, and the older backups that the status lists.
 fn job(
     backup: &EtcdBackup,
     copy: &BackupCopy,

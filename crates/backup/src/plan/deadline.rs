@@ -1,7 +1,7 @@
 //! Computes the deadline of a backup, and the problem to report after it. Performs no I/O.
 //!
-//! The time limit excludes the time in the queue and the time without a running operator, because a backup without an
-//! error must not fail after a long queue or downtime.
+//! The time limit excludes the time in the queue and the time without a running operator. A backup without an error
+//! must not fail because of a long queue or a stopped operator.
 
 use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, find};
@@ -76,7 +76,7 @@ pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
-/// True if a transfer that was canceled at the deadline has not ended in time.
+/// True if a transfer that was canceled at the deadline has not ended within [`CANCEL_LIMIT`].
 pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     let deadline = deadline(backup, snapshot, now);
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)

@@ -29,8 +29,8 @@ pub(super) fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
         .ok()
 }
 
-/// Plans the deletion of an expired EtcdBackup. If the deletion removes stored backups, the clocks of the operator and
-/// of the API server must both have passed the time of expiry (invariant 9).
+/// Plans the deletion of an expired EtcdBackup. If the deletion removes stored backups, it starts only when both
+/// clocks, of the operator and of the API server, have passed the time of expiry (invariant 9).
 pub(super) fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let retry = Some(INPUT_RETRY);
     let by_both_clocks = || {

@@ -33,7 +33,7 @@ const STOP_WAIT: SignedDuration = SignedDuration::from_mins(2);
 /// Number of digits of the digest in the name of a Deployment.
 const NAME_DIGITS: usize = 20;
 
-/// What the operator does with the Deployment.
+/// The action of the operator for the Deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RecordingStep {
     /// Nothing.
@@ -45,7 +45,7 @@ pub enum RecordingStep {
     Delete(Box<Deployment>),
 }
 
-/// What the status reports about the agent.
+/// The report of the status about the agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RecordingVerdict {
     /// The report in the status does not change.
@@ -70,9 +70,9 @@ pub enum RecordingVerdict {
 /// The next step of the agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordingPlan {
-    /// What the operator does now.
+    /// The action of the operator in this reconcile.
     pub step: RecordingStep,
-    /// What the status reports.
+    /// The report of the status.
     pub verdict: RecordingVerdict,
     /// Time until the next check; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
@@ -264,9 +264,9 @@ fn plan_agent(
         (AgentState::Missing, Ok(target)) => {
             RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
         }
-        // The running agent does not encrypt, although the spec requires encryption, so it is stopped until `trouble`
-        // ends, for example until the Secret with the key exists. The stop costs little, because a start of the
-        // encryption always causes a gap.
+        // The spec requires encryption, but the running agent does not encrypt. The agent is therefore stopped until
+        // `trouble` ends, for example until the Secret with the key exists. The stop costs little, because a start of
+        // the encryption always causes a gap.
         (AgentState::Found(found), Err(trouble))
             if backup.spec.encryption.is_some() && !deployment::encrypts(&found.deployment) =>
         {

@@ -1,8 +1,8 @@
 //! Plans verifications: each restores the newest backup in a separate pod. Performs no I/O.
 //!
 //! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod
-//! depends on this record, so a new operator process finds the pod. The pod is deleted before its result is recorded;
-//! if the operator ends in between, the verification is repeated.
+//! depends on this record, so a new operator process finds the pod. The pod is deleted before its result is recorded.
+//! If the operator process ends between the deletion and the record, the verification is repeated.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ pub enum AgentState {
     Unknown(String),
     /// There is neither a Deployment nor a pod.
     Missing,
-    /// There is no Deployment, but its pod has not ended.
+    /// The Deployment no longer exists, but its pod has not ended.
     Stopping,
     /// The Deployment has another owner.
     Foreign,

@@ -52,8 +52,8 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Unchanged => {
-            // No verification is due. If the status contains a queued verification without a failure, this entry is
-            // removed, because a change of the settings has made the verification unnecessary.
+            // No verification is due. A queued verification without a failure is removed from the status, because a
+            // change of the settings has made it unnecessary.
             let last = status.verification.take();
             status.verification =
                 last.filter(|last| last.start_time.is_some() || last.failures.is_some());
@@ -114,8 +114,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let last = status.verification.take().unwrap_or_default();
     status.verification = Some(VerificationStatus {
         location: location.to_owned(),
-        // The time and the cluster ID of this backup are copied now, because a newer backup may change them in the
-        // status before the verification ends.
+        // The time and the cluster ID of this backup are copied at the start. A newer backup may change both values in
+        // the status before the verification ends.
         backup_time: status.last_success_date.clone(),
         cluster_id: status.cluster_id.clone(),
         due_time: last.due_time.or_else(|| Some(now.clone())),

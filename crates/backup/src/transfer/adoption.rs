@@ -69,8 +69,8 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // If the operator may not list objects, it cannot find an object of the earlier attempt, so the result has no
-    // `leftover` that the next attempt overwrites.
+    // Without permission to list objects, the operator cannot find an object of the earlier attempt. The result then
+    // has no `leftover`.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
@@ -84,8 +84,8 @@ pub async fn earlier_attempt(
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object is kept if its manifest does not match `owner`, because the object is then a backup of another
-            // EtcdBackup or of an earlier spec from the same second. Any other object is incomplete or overwritten, so
+            // An object with a manifest that does not match `owner` is kept. Such an object is a backup of another
+            // EtcdBackup or of an earlier spec, from the same second. Any other object is incomplete or overwritten, so
             // the next attempt replaces it.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}

@@ -90,8 +90,8 @@ pub(super) async fn matches_manifest(
     Ok(comparison.matches())
 }
 
-/// Like [`matches_manifest`], but also requires that the stored manifest is unchanged after the read, because another
-/// writer may replace the object and the manifest during the read.
+/// Like [`matches_manifest`], but the stored manifest must be the same after the read. Another writer may replace the
+/// object and the manifest during the read.
 pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,

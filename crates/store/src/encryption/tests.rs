@@ -178,8 +178,8 @@ fn decryption_rejects_reordered_repeated_or_appended_chunks() {
     }
 }
 
-/// Decryption of a chunk from another object fails even if both objects have the same user key, because each object has
-/// its own derived key.
+/// Decryption of a chunk from another object fails, even if both objects have the same user key. Each object has its
+/// own derived key.
 #[test]
 fn decryption_rejects_chunk_of_another_object() {
     let content = content(2 * CHUNK);

@@ -144,7 +144,7 @@ impl GcsAccess {
                     .with_scopes([SCOPE])
                     .build(),
                 // Credentials of any other type are rejected. For example, "external_account" credentials name files
-                // and URLs that the client would read, so a user who may write a Secret could read the operator's
+                // and URLs that the client would read. A user who may write a Secret could then read the operator's
                 // files.
                 _ => {
                     return Err(secret::invalid_key(

@@ -168,7 +168,7 @@ impl S3Config {
     }
 
     /// The endpoint, as messages show it. With the pod's own identity, the AWS library reads the endpoint from
-    /// environment variables and does not return it, so this function reads the same variables.
+    /// environment variables. The library does not return the endpoint, so this function reads the same variables.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {

@@ -43,8 +43,8 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // If the entity tag is not the MD5 of the content, as with encryption by KMS keys, `tag` is `None`, and
-            // `verify` does not compare it.
+            // If objects are encrypted with KMS keys, the entity tag is not the MD5 of the content. In this case, `tag`
+            // is `None`, and `verify` does not compare entity tags.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
@@ -64,8 +64,8 @@ impl Whole {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: fails if the reported checksums do not match the sent data. If the store has reported checksums of
-    /// the parts, it must also report a checksum of the object, or the entity tag that S3 would derive from the parts.
+    /// Invariant 12: fails if the reported checksums do not match the sent data. A store that has reported checksums of
+    /// the parts must report a checksum of the object, or the entity tag that S3 would derive from the parts.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
         // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());

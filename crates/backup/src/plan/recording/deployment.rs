@@ -159,8 +159,8 @@ fn container(
             }),
             ..Probe::default()
         }),
-        // If the agent fails, the message of the container is the end of its log, which the operator reports in the
-        // status of the EtcdBackup.
+        // If the agent fails, the termination message of the container is the end of its log. The operator reports this
+        // message in the status of the EtcdBackup.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }

@@ -105,7 +105,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while its last attempt runs, or after that attempt has reported an error, because only
+    // The backup does not fail while its last attempt runs, or after that attempt has reported an error. Only
     // interrupted attempts count for the limit.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
