@@ -34,8 +34,8 @@ pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32>
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// The problem to report if the limit is reached. `None` if this process has made an attempt itself, because the
-/// process has survived it.
+/// The problem to report if the limit is reached. `None` if this process has made an attempt, because the process has
+/// survived that attempt.
 pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
     (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {

@@ -90,7 +90,8 @@ fn text(error: &Error) -> String {
     error.to_string()
 }
 
-/// Invariant 13: each namespace has its own objects. Those of the operator's own namespace are in the root directory.
+/// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are in the root
+/// directory.
 #[tokio::test]
 async fn invariant_13_each_namespace_has_its_own_directory() {
     let dir = tempfile::tempdir().unwrap();
