@@ -37,7 +37,7 @@ spec:
     {{- end }}
     relabelings:
     {{- range .skip }}
-    # This cluster has a PodMonitor of its own.
+    # This cluster has a separate PodMonitor.
     - sourceLabels: [__meta_kubernetes_namespace, __meta_kubernetes_pod_label_etcd_cluster]
       separator: /
       regex: {{ regexQuoteMeta . | quote }}
