@@ -52,8 +52,8 @@ pub async fn take_base(
     take_described_base(client, member, (store, None), prefix).await
 }
 
-/// Takes a base as [`take_base`] does. The base has this description of the encryption with which `store` encrypts its
-/// objects. `None` if `store` does not encrypt.
+/// Takes a base as [`take_base`] does. `encryption` describes the encryption of `store` in the base. `encryption` is
+/// `None` if `store` does not encrypt its objects.
 pub(crate) async fn take_described_base(
     client: &EtcdClient,
     member: &str,

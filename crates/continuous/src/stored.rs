@@ -199,7 +199,7 @@ pub async fn read_base(
     }
 }
 
-/// Reads a base as [`read_base`] does. Fails if its snapshot is not under `prefix`.
+/// Reads a base as [`read_base`] does. Fails if the snapshot of the base is not under `prefix`.
 pub(crate) async fn read_own_base(
     store: &dyn Store,
     prefix: &str,
