@@ -42,7 +42,7 @@ pub struct Inspected {
     /// The newest revision in the snapshot, as `etcdutl snapshot status` reports it.
     pub revision: i64,
     /// The compaction revision, 0 if the store was never compacted. If the newest keys were deleted and compacted, it
-    /// is greater than `revision`, and etcd continues from it.
+    /// is greater than `revision`, and etcd continues from the compaction revision.
     pub compacted: i64,
 }
 
@@ -310,7 +310,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // If the bucket has no page of its own, bbolt has stored it inside the root page, so its revision is in
+            // Without `key_root`, bbolt has stored the bucket inside the root page, so the bucket's revision is in
             // `buckets`.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
