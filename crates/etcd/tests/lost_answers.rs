@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, which looks like a cluster of two members. The client calls `first` before `second`,
-/// because `first` has already answered a call.
+/// One member behind two proxies, which looks like a cluster of two members. A new client calls `first` before
+/// `second`, because `via` lists `first` before `second`.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,
@@ -221,7 +221,7 @@ async fn membership_changes_are_not_repeated_after_lost_answers() {
         let url = peer();
         let added = client.add_member(&via, &url, true).await;
         pair.assert_sent_once(added, "MemberAdd");
-        // The member exists, although the client got no answer.
+        // The learner is in the member list, although the client got no answer.
         let list = client.members(&direct).await.unwrap().members;
         let learner = list.iter().find(|one| one.peer_urls == url).unwrap().id;
         assert_eq!(list.len(), 2, "{minor}");

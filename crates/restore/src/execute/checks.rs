@@ -12,8 +12,8 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the start of the ten seconds for the next requests: `since`, or for
-/// [`Check::RestoreUnchanged`], the start of this check.
+/// Fails if the precondition is not met. Returns the time after which the next requests may be sent for ten seconds:
+/// `since`, or for [`Check::RestoreUnchanged`], the start of this check.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,

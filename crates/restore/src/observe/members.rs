@@ -242,7 +242,8 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the old members: they belong to this EtcdCluster, and have no token or an old token.
+/// The pods of the old members. Such a pod has no owner or is owned by this EtcdCluster, and does not have the token of
+/// the seed.
 pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,

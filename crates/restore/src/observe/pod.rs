@@ -90,7 +90,7 @@ fn ended_well(status: &ContainerStatus) -> bool {
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// True if the container `etcd` runs. Before, no process listens at the address of the pod.
+/// True if the container `etcd` runs. Before its start, no process listens at the address of the pod.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());

@@ -126,7 +126,8 @@ fn judge(pod: &Pod) -> Judgment {
     let name = pod.name_any();
     let created = pod.creation_timestamp().map(|created| created.0);
     if let Some(ended) = terminated(pod) {
-        // The clock of a node may be slow. The time of the creation is from the API server.
+        // The clock of a node may be slow. The pod cannot have ended before its creation, whose time is from the API
+        // server.
         let at = ended.finished_at.as_ref().map(|time| time.0).max(created);
         let message = ended.message.as_deref().unwrap_or_default();
         let report = serde_json::from_str::<SearchReport>(message);

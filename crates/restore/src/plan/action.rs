@@ -78,7 +78,7 @@ pub enum Action {
     Join,
     /// Create the pod that searches recorded changes on a PVC.
     StartSearch(Box<Pod>),
-    /// Delete the pod, because its result is old.
+    /// Delete the pod that has searched recorded changes, because its result is old.
     EndSearch(Box<Pod>),
     /// Delete the EtcdRestore after `ttlSecondsAfterFinished`.
     Expire,

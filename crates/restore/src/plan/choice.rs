@@ -279,7 +279,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // If the operator has only listed a backup in the store, the status does not contain its SHA-256.
+        // If the backup operator has only listed a backup in the store, the status does not contain its SHA-256.
         for unknown in [Value::Null, json!("")] {
             let chosen = chosen_by_name(&restore(), block("b/k"), &stored(unknown), None);
             assert_eq!(chosen.sha256, None);

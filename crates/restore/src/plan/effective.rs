@@ -1,6 +1,6 @@
 //! Determines the TLS settings and the address format with which the members were started. After a change of
-//! `spec.TLS`, the cluster operator changes the members in steps, and connections need the old settings until then. An
-//! annotation of the seed's pod records the settings of the seed. Performs no I/O.
+//! `spec.TLS`, the cluster operator changes the members in steps, and connections need the old settings until the last
+//! step. An annotation of the seed's pod records the settings of the seed. Performs no I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;

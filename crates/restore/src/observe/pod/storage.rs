@@ -10,8 +10,8 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit until the PVC has the annotation with the provisioner. Normally, the PersistentVolume controller sets it
-/// within seconds.
+/// Time limit until the PVC has the annotation with the provisioner. Normally, the PersistentVolume controller sets
+/// this annotation within seconds.
 const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 /// Time limit until the PVC has a volume. It equals the scheduler's default of `bindTimeoutSeconds`.
 const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
@@ -268,7 +268,7 @@ mod tests {
         // contains no message of the scheduler.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
-        // The scheduler has not processed the pod yet.
+        // The scheduler has neither processed the pod nor selected a node yet, so no problem is reported.
         assert_eq!(
             reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
             None
