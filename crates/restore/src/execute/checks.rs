@@ -56,8 +56,9 @@ async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if the EtcdRestore was deleted, or if its recorded backup has changed since the observation. The seed is
-/// deleted only if its data differs from the recorded backup (invariant 9).
+/// Fails if the EtcdRestore was deleted, or if its recorded backup has changed since the observation. The plan to
+/// delete the seed or its pod is valid only for the backup that was recorded at the time of the observation (invariant
+/// 9).
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
