@@ -299,9 +299,9 @@ impl<'a> Capture<'a> {
         if revision == self.hashed {
             return Ok(());
         }
-        // The capture continues if `hash` fails, because a later hash also covers this revision. For example, etcd
-        // sends the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
-        // `watchable_store_txn.go`).
+        // The capture continues if `hash` fails, because a later hash also covers this revision. For example, `hash`
+        // fails if etcd has sent the events of a transaction, but does not accept reads of its revision yet (`End` in
+        // etcd's `watchable_store_txn.go`).
         let request = self.client.hash(member, revision);
         let hash = self.outbox.drive_during(request).await;
         let hash = hash.unwrap_or_else(|error| {

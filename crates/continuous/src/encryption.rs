@@ -59,7 +59,7 @@ impl<'a> EncryptedStore<'a> {
     }
 }
 
-/// The encryption of new objects with this key, as a base describes it.
+/// The description of the encryption with this key, for a new base.
 pub fn described(key: &Key) -> BaseEncryption {
     BaseEncryption {
         format: FORMAT.to_owned(),
@@ -162,7 +162,7 @@ impl Upload for EncryptedUpload {
             Err(error) => Err(error.into()),
         };
         if let Err(error) = written {
-            // The caller gets the first error. If `abort` fails too, the store removes the upload later.
+            // The caller gets `error`, even if `abort` fails. The store then removes the upload later.
             let _ = inner.abort().await;
             return Err(error);
         }

@@ -260,8 +260,9 @@ impl Search<'_> {
         self.moment(base, listed, listed.chain.last).await
     }
 
-    /// The base before `index` in time, if it belongs to the same cluster. Its chain continues until the recorder has
-    /// taken the next base, so it can contain later revisions than the chain of the next base.
+    /// The base that precedes the base `index` in time, if both belong to the same cluster. The chain of the preceding
+    /// base continues until the recorder has taken the next base, so this chain can contain later revisions than the
+    /// chain of the next base.
     fn previous(&self, index: usize) -> Option<&KnownBase> {
         let base = self.bases.get(index)?;
         let previous = self.bases.get(index.checked_sub(1)?)?;

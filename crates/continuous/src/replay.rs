@@ -348,7 +348,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Checks that the target is still at the last revision.
+    /// Waits for all transactions, and checks that the target has exactly the revision of the last transaction.
     async fn finish(mut self) -> Result<Report, ReplayError> {
         self.drain().await?;
         let expected = self.report.revision;

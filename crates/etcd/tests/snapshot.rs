@@ -293,7 +293,7 @@ async fn inspection_of_damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // The checksum at the end is removed, because the inspector would otherwise reject every damaged file before it
+    // The checksum at the end is removed, because with a checksum, the inspector rejects every damaged file before it
     // parses the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);

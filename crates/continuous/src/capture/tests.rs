@@ -196,8 +196,8 @@ impl Model {
         }
     }
 
-    /// Reads the chain, and compares it with the history of etcd. With `late`, the store may have got a segment of an
-    /// earlier process late, and the chain may end with the segments of this process.
+    /// Reads the chain, and compares it with the history of etcd. If `late` is true, the store has received a delayed
+    /// segment of an earlier process, and the chain may end with segments of that process.
     async fn check(&self, late: bool) -> Result<(), String> {
         let failed = |error: crate::stored::ReadError| text(&error);
         let opened = Reader::open(&self.store, PREFIX, self.base.name).await;

@@ -360,7 +360,7 @@ async fn invariant_13_base_with_foreign_snapshot_is_refused() {
     assert_eq!(summary(&found), (10, 12, 12));
 }
 
-/// Invariant 15: a tenant can store any number of bases.
+/// Invariant 15: a tenant can store any number of bases, so a search fails above a limit.
 #[tokio::test]
 async fn invariant_15_search_limits_number_of_bases() {
     let recorded = Recorded::new();

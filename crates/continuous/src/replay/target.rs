@@ -80,7 +80,7 @@ impl Target {
     }
 
     /// The operations that delete these keys, which must be in ascending order: one deletion of a range if the target
-    /// has no other keys in the range, otherwise one deletion for each key.
+    /// has only these keys in the range, or else one deletion for each key.
     async fn deletions(&self, keys: Vec<Bytes>) -> Result<Vec<TxnOp>, Error> {
         if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
             let end = key_after(last);

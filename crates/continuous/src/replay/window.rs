@@ -185,7 +185,8 @@ impl Window {
     }
 
     /// Admits the next transaction. Returns `None` if the caller must first wait for an answer. After a rejection, no
-    /// transaction is admitted until all rejected ones were sent again, because etcd would reject it too.
+    /// transaction is admitted until all rejected ones were sent again, because etcd would reject a transaction that
+    /// follows a rejected one.
     pub(super) fn admit(&mut self, transaction: &Arc<Transaction>) -> Option<Attempt> {
         let guard = match self.entries.back() {
             None => None,

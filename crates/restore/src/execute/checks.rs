@@ -12,7 +12,7 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the time after which the next requests may be sent for ten seconds:
+/// Fails if the precondition is not met. The next requests may be sent only within ten seconds after the returned time:
 /// `since`, or for [`Check::RestoreUnchanged`], the start of this check.
 pub(super) async fn confirm(
     context: &ExecuteContext,

@@ -321,8 +321,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // An observation that is 30 seconds old is accepted too, because reads from the store may take longer than ten
-    // seconds.
+    // The EtcdCluster is created even if the observation is 30 seconds old, because reads from the store may take
+    // longer than ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),

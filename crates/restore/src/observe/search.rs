@@ -24,7 +24,7 @@ const RETRY: SignedDuration = SignedDuration::from_mins(5);
 /// and may have deleted the base.
 const RESULT_LIFETIME: SignedDuration = SignedDuration::from_mins(2);
 
-/// The result of a search, and the time at which its pod ended. `None` while the pod can still find the point.
+/// The result of a search, and the time at which its pod ended. The time is `None` if the pod has not ended.
 type Judgment = (Result<FoundBase, Trouble>, Option<Timestamp>);
 
 /// The point that the pod has found. Without a pod, the error contains the pod to create.

@@ -26,7 +26,7 @@ pub struct Plan {
     pub requeue: Option<Duration>,
 }
 
-/// One action. Every action is idempotent, so a crash only causes the next reconcile to plan it again.
+/// One action. Every action is idempotent, so the next reconcile can plan the action again after a crash.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Write only the status.

@@ -232,8 +232,8 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a pod that has joined. Its replacement would lose these writes, unless they are
-        // on a volume (`durable`).
+        // Clients may have written to a pod that has joined. If this pod is replaced, these writes are lost unless they
+        // are on a volume (`durable`).
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }

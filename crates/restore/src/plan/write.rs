@@ -22,8 +22,8 @@ use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 /// A precondition that is checked directly before a request, because the observation may be outdated (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore is unchanged since the observation. The next requests may be sent for ten seconds after this
-    /// check.
+    /// The EtcdRestore is unchanged since the observation. The next requests may be sent only within ten seconds after
+    /// the start of this check.
     RestoreUnchanged,
     /// The recorded backup in the EtcdRestore is unchanged since the observation.
     SameBackup,

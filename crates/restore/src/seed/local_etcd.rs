@@ -34,7 +34,7 @@ const MAX_REQUEST: u32 = 64 << 20;
 /// Maximum length in bytes of etcd's output in an error message.
 const OUTPUT_LIMIT: usize = 600;
 
-/// An etcd on localhost. It is killed if it is dropped before it was stopped.
+/// An etcd on localhost. A drop without [`Self::stop`] kills the process.
 pub(super) struct LocalEtcd {
     child: Child,
     client_url: String,

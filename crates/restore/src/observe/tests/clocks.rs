@@ -1,5 +1,5 @@
-//! Tests of the time limits for storage and for the result of a search. They use the clocks of the operator and of the
-//! API server.
+//! Tests of the time limits for storage and for the result of a search. The limits depend on the clocks of the operator
+//! and of the API server.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

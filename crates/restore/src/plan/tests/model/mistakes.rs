@@ -218,7 +218,7 @@ proptest! {
 
     /// Invariant 11: a delayed action does no harm, even if clients have written to the cluster before the action.
     #[test]
-    fn invariant_11_action_sent_long_after_planning_does_no_harm(
+    fn invariant_11_action_from_old_observation_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
