@@ -52,8 +52,8 @@ pub struct Settings {
     pub max_age: Duration,
     /// The agent takes a new base when the segments of the last base have reached this number of bytes.
     pub max_bytes: u64,
-    /// The agent keeps every revision that was the newest revision at some time in this window. The window ends with
-    /// the newest base.
+    /// The agent keeps every revision that was the newest revision at some time in this window. The window ends at the
+    /// time of the newest base.
     pub window: Duration,
     /// The directory in which segments wait if the store is slow or unavailable. With `None`, segments wait only in
     /// memory.

@@ -88,8 +88,8 @@ pub(crate) async fn in_chain(
     Ok(located)
 }
 
-/// The index of the last segment whose first transaction is at `time` or before. If there is none, the index of the
-/// first segment with transactions. A binary search is possible, because times do not decrease in a chain.
+/// The index of the last segment whose first transaction is at `time` or before. If there is no such segment, the index
+/// of the first segment with transactions. A binary search is possible, because times do not decrease in a chain.
 async fn first_segment(
     store: &dyn Store,
     prefix: &str,

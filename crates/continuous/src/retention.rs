@@ -23,7 +23,7 @@ const MICROS: i64 = 1_000_000;
 /// contains the times of all bases in ascending order, in microseconds since the epoch.
 ///
 /// Invariant 37: the newest base at or before the beginning of the window stays, and so do all later bases. The window
-/// ends with the newest base, so the clock of the reader does not matter.
+/// ends at the time of the newest base, so the clock of this process does not matter.
 fn surplus(created: &[i64], window: Duration) -> usize {
     let window = i64::try_from(window.as_micros()).unwrap_or(i64::MAX);
     let newest = created.last().copied().unwrap_or_default();

@@ -217,7 +217,7 @@ pub enum SearchStep {
 pub struct Seed {
     /// The state of the seed's Service.
     pub service: Child,
-    /// The state of the seed's PersistentVolumeClaim. It is not read if the members have no volumes.
+    /// The state of the seed's PersistentVolumeClaim, which is read only if the members have volumes.
     pub pvc: Child,
     /// The state of the seed's pod.
     pub pod: Pod,

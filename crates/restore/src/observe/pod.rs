@@ -83,7 +83,8 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
-/// True if the container has succeeded. It does not run again, so a missing report stays missing.
+/// True if the container has succeeded. The kubelet normally does not run this container again, so a missing report
+/// stays missing.
 fn ended_well(status: &ContainerStatus) -> bool {
     let ended = status.state.as_ref();
     let ended = ended.and_then(|state| state.terminated.as_ref());
