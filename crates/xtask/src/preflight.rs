@@ -19,8 +19,9 @@ pub(crate) struct Found {
     pub(crate) snapshotter: String,
 }
 
-/// The minimum free space in bytes, for the cache and for the run folder of the testbed.
+/// The minimum free space for the cache, in bytes.
 const CACHE_SPACE: u64 = 8 << 30;
+/// The minimum free space for the run folder of the testbed, in bytes.
 const RUN_SPACE: u64 = 6 << 30;
 
 /// Runs all checks. The error lists all problems.

@@ -1,4 +1,4 @@
-//! The testbed: a real Kubernetes cluster for the tests on one machine, with control plane, nodes, DNS and object
+//! The testbed: a real Kubernetes cluster on one machine, for the tests, with control plane, nodes, DNS and object
 //! stores. Each checkout has its own testbed.
 
 pub(crate) mod addresses;
@@ -88,7 +88,7 @@ impl Platform {
         self.ip_family.unwrap_or_default()
     }
 
-    /// True if the user has set none of these options.
+    /// True if the user has set neither `--ip-family` nor `--kubernetes`.
     pub(crate) fn is_default(&self) -> bool {
         self.ip_family.is_none() && self.kubernetes.is_none()
     }
@@ -408,7 +408,7 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // The state file is written before the first process starts. If the start is interrupted, the next command then
+    // The state file is written before the first process starts. If the start is interrupted, the next `up` or `down`
     // finds the file and removes the incomplete testbed.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;

@@ -30,7 +30,7 @@ const INSTALL_MODES: [(&str, bool); 4] = [
     ("AllNamespaces", false),
 ];
 
-/// The values of the chart for the bundle, which users cannot change. No user ID is set, because OpenShift assigns
+/// The chart values of the bundle. Users of the bundle cannot change them. No user ID is set, because OpenShift assigns
 /// user IDs to pods.
 pub(super) const RENDERING: Manifest = Manifest {
     namespace: "etcd",
@@ -46,7 +46,7 @@ pub(super) const RENDERING: Manifest = Manifest {
 const PACKAGE: &str = "etcd-operator";
 /// The annotation of the ClusterServiceVersion with the examples for consoles.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// The examples, one for each kind.
+/// The files in `examples/` that become examples of the bundle, one for each CRD.
 const EXAMPLES: [&str; 3] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",

@@ -53,7 +53,7 @@ pub(super) fn is_page(path: &str) -> bool {
     ends_with(path, "md")
 }
 
-/// True for an SVG picture. Other files that are not Markdown get a generated page (see [`in_site`]).
+/// True for an SVG picture. Files that are neither SVG nor Markdown get a generated page (see [`in_site`]).
 pub(super) fn is_picture(path: &str) -> bool {
     ends_with(path, "svg")
 }

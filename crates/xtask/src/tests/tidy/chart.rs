@@ -210,7 +210,8 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// The end-to-end tests render these cases. The test fails if no case sets a chart value.
+/// The end-to-end tests render the cases in `e2e/fixtures/chart/values.yaml`. This test fails for each chart value that
+/// no case sets.
 #[test]
 fn rendered_test_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));
