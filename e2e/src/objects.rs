@@ -104,8 +104,7 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
 
 /// The name of a ready member that is not the leader, from the status.
 ///
-/// # Errors
-/// Fails if the status has no leader or no other member.
+/// # Errors Fails if the status has no leader, or if no other member is ready.
 pub fn follower(object: &DynamicObject) -> Result<String> {
     let leader = leader(object)?;
     ready_members(object)

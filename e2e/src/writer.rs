@@ -24,8 +24,8 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 const PREFIX: &str = "written/";
-/// The prefix of the keys of a health-aware client. Other clients have another prefix, so both can run at the same
-/// time.
+/// The prefix of the keys of a health-aware client. It differs from [`PREFIX`], so a health-aware client can run at the
+/// same time as another client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);

@@ -97,7 +97,8 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Makes the kubelets read the Secrets of a cluster's pods. Without this trigger, they read them once a minute.
+    /// Makes the kubelets read the Secrets of a cluster's pods. Without this trigger, a kubelet reads the Secrets of
+    /// its pods once a minute.
     ///
     /// # Errors
     /// Fails if kubectl fails. The error contains its error output.

@@ -35,7 +35,7 @@ pub enum Change {
     Tls(bool),
     /// Runs an EtcdBackup.
     Backup {
-        /// Restores the backup into a new cluster.
+        /// True if the step also restores the backup into a new cluster.
         restore: bool,
     },
 }

@@ -17,8 +17,8 @@ const LARGE_VALUE: usize = 64 << 10;
 /// The limit of writes per second for a slow disk. A sync of etcd's write-ahead log then takes about 0.2 s.
 pub(crate) const SLOW_WRITES: u32 = 10;
 
-/// The operators' Deployments, the most important first. If possible, the fault `DeadNode` spares the nodes of the
-/// first ones.
+/// The operators' Deployments, the most important first. The fault `DeadNode` avoids the nodes of the first Deployments
+/// in this list, if possible.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
@@ -149,8 +149,8 @@ async fn delete_members(sandbox: &Sandbox, members: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Limits the writes to a member's volume. The background process of the drill repeats this after a restart of the
-/// member.
+/// Limits the writes to a member's volume. After a restart of the member, the background process of the drill sets the
+/// limit again.
 async fn slow_down(sandbox: &Sandbox, claim: &str) -> Result<SlowVolume> {
     let found = sandbox.api::<PersistentVolumeClaim>().get(claim).await?;
     let uid = found.metadata.uid.context("the PVC has no UID")?;

@@ -137,7 +137,7 @@ async fn linearity_check_accepts_unanswered_swap_with_and_without_effect() {
 }
 
 /// The checker assumes that a write without a response happened just before the first read of its value, and ignores
-/// the write if no operation read its value. Otherwise this check would take more than a minute.
+/// the write if no operation read its value. Without this assumption, the check would take more than a minute.
 #[tokio::test]
 async fn linearity_check_accepts_many_unanswered_writes_without_long_search() {
     let mut all = vec![put("first", (1, Some(2)), 1)];

@@ -11,7 +11,7 @@ use crate::scale::cluster::tests::start;
 
 const FIRST: [&str; 3] = ["a", "b", "c"];
 
-/// A simulator whose members have the IP addresses 127.0.0.2, 127.0.0.3 and so on, with the operators' etcd client.
+/// A simulator whose members have loopback IP addresses such as 127.0.0.2, and the operators' etcd client.
 struct Simulator {
     fleet: Arc<Fleet>,
     port: u16,
