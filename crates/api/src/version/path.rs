@@ -38,7 +38,8 @@ struct Floor {
     why: &'static str,
 }
 
-/// The order is by patch release, because the error names the first entry whose minimum is not met.
+/// The entries of one minor release are in the order of `patch`, because the error names the first entry whose minimum
+/// is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),

@@ -151,7 +151,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.ttl_seconds_after_finished = None;
     // The new EtcdBackup does not record changes, because the agent of the template already records the cluster.
     spec.continuous = None;
-    // The new EtcdBackup verifies its only backup as soon as it is complete, so it needs no schedule for this.
+    // The new EtcdBackup verifies its only backup as soon as the backup is complete, so the verification needs no
+    // schedule.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
         verification.window = None;

@@ -19,7 +19,7 @@ use crate::view::{ClusterView, MemberView, Source};
 /// Maximum time to wait for the defragmentation of one member. Longer than [`DEFRAG_TIMEOUT`], so that etcdctl itself
 /// reports its timeout.
 const DEFRAG_LIMIT: Duration = Duration::from_mins(30);
-/// Maximum time to wait for any other request of etcdctl.
+/// Maximum time to wait for a request of etcdctl that is not a defragmentation.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The option of etcdctl that limits a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
