@@ -149,7 +149,8 @@ impl PortForward {
                 break local;
             }
         };
-        // The remaining output is read and dropped, because kubectl would block on a full pipe.
+        // The output after the line with the local port is read and dropped, because kubectl would block on a full
+        // pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });

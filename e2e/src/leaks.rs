@@ -169,8 +169,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop above ignores metrics that cannot be read. This call fails if those of the cluster operator cannot be
-    // read.
+    // The loop above ignores metrics that cannot be read. This call fails if the metrics of the cluster operator cannot
+    // be read.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }

@@ -66,7 +66,7 @@ impl Load {
     /// The number of acknowledged writes per second while `work` runs.
     ///
     /// # Errors
-    /// Fails if `work` fails, or if a write fails meanwhile.
+    /// Fails if `work` fails, or if a write fails while `work` runs.
     pub async fn rate_during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<(f64, T)> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let before = count(&self.counters.acknowledged);

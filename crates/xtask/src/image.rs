@@ -83,8 +83,8 @@ pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 pub(crate) enum Compiler {
     /// rustc compiles the crates.
     Rustc,
-    /// clippy compiles and lints the crates. `cargo clippy` would only check the dependencies, so that they would be
-    /// compiled a second time for the tests.
+    /// clippy compiles and lints the crates. `cargo clippy` is not used: it would only check the dependencies, and the
+    /// tests would need a second build of them.
     Clippy,
 }
 

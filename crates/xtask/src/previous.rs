@@ -16,7 +16,7 @@ use crate::{checkout, image, progress, shell};
 pub(crate) enum Commit {
     /// The ID of the commit.
     Found(String),
-    /// The reason why the checkout has no such commit.
+    /// The reason why the checkout does not have the commit.
     Missing(String),
 }
 

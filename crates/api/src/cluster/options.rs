@@ -19,7 +19,7 @@ text_enum! {
     BootstrapMode {
         /// All first members start at the same time.
         Parallel = "Parallel",
-        /// One member starts first, and the others join one by one.
+        /// One member starts first, and the other first members join one by one.
         Seed = "Seed",
     }
 }

@@ -110,8 +110,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     }
 }
 
-/// The EtcdBackup whose store the new backup uses. This is the EtcdBackup that the user named, or else the EtcdBackup
-/// of this cluster with the newest backup.
+/// The EtcdBackup whose store the new backup uses. This is the EtcdBackup that the user named in `from`. If `from` is
+/// `None`, it is the EtcdBackup of this cluster with the newest backup.
 fn template<'a>(
     cluster: &str,
     existing: &'a [EtcdBackup],
@@ -194,7 +194,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec
 }
 
-/// Returns `Done` if the backup is complete, `Failed` if it failed or its spec was rejected, and otherwise `Waiting`.
+/// Returns `Done` if the backup is complete, `Failed` if it failed or its spec was rejected, and `Waiting` in all other
+/// cases.
 pub(super) fn look(backup: &EtcdBackup) -> Look {
     let status = backup.status.clone().unwrap_or_default();
     let complete = find(backup.conditions(), &ConditionType::Complete);

@@ -235,8 +235,8 @@ pub(super) async fn move_leader(access: &Access, args: &MoveLeaderArgs) -> Resul
     ))
 }
 
-/// The voter that becomes the leader: the named member, or else the voter with the newest log. `None` if there is no
-/// other voter.
+/// The voter that becomes the leader: the member `to`. If `to` is `None`, the follower with the newest log that is a
+/// voter, or `None` if there is no such follower.
 fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a MemberView>> {
     let is_voter = |member: &&MemberView| member.role.as_deref() == Some("Voter");
     if let Some(name) = to {

@@ -71,7 +71,7 @@ fn html(page: &str) -> String {
     format!("{folder}{stem}.html")
 }
 
-/// The relative link from a page to a file. Both are repository paths.
+/// The relative link from a page to a file. `page` and `file` are repository paths.
 pub(super) fn link(page: &str, file: &str) -> String {
     let up = "../".repeat(in_site(page).matches('/').count());
     let place = in_site(file);

@@ -1,4 +1,5 @@
-//! The manual restore with which `bench restore` compares the restore operator, and the backup that both restore.
+//! The manual restore with which `bench restore` compares the restore operator, and the backup for the manual restore
+//! and for the restore operator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -40,7 +40,8 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
 }
 
 /// Injects a fault, and waits until it takes effect. Alerts fire later. If a call was interrupted, a second call with
-/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], otherwise `None`.
+/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], and `None` for all other
+/// faults.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {

@@ -8,7 +8,7 @@ use e2e::wait::Poll;
 
 use super::operator::{Operator, START, Usage};
 
-/// The processes of the operator. Without shards, one of them is the leader, and the others are on standby.
+/// The processes of the operator. Without shards, one process is the leader, and all other processes are on standby.
 pub(super) struct Replicas {
     program: PathBuf,
     shards: u16,

@@ -18,8 +18,8 @@ use super::report::{Figure, Measured};
 use super::subject::Subject;
 use crate::stats::quantile;
 
-/// The pause after a scenario. The operator completes remaining work in this time, so that the next measurement
-/// excludes this work.
+/// The pause after a scenario. The operator completes the work of the scenario in this time, so that the next
+/// measurement excludes this work.
 pub(super) const SETTLE: Duration = Duration::from_secs(20);
 /// Number of clusters that a scenario changes, to test whether the operator manages clusters after an interruption.
 const PROBES: usize = 20;

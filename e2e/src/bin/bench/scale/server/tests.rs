@@ -81,8 +81,8 @@ async fn etcd_client_reads_simulated_cluster_and_removes_member() {
         client.hash(&urls[1], status.revision).await.unwrap(),
     ];
     assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
-    // Member c stops, and the client removes it from the member list. The simulator then refuses a new member,
-    // because the remaining members must first have been connected for five seconds.
+    // Member c stops, and the client removes it from the member list. The simulator then refuses a new member, because
+    // members a and b must first have been connected for five seconds.
     simulator.stop(4);
     let gone = client.status(&urls[2]).await.unwrap_err();
     assert!(matches!(gone, Error::Unreachable(_)), "{gone}");
