@@ -104,7 +104,8 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
 
 /// The name of a ready member that is not the leader, from the status.
 ///
-/// # Errors Fails if the status has no leader, or if no other member is ready.
+/// # Errors
+/// Fails if the status has no leader, or if no other member is ready.
 pub fn follower(object: &DynamicObject) -> Result<String> {
     let leader = leader(object)?;
     ready_members(object)
