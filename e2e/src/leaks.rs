@@ -18,7 +18,7 @@ const MIN_LENGTH: usize = 8;
 /// Keys of Secrets whose values are public, such as user names and locations. Public certificates are recognized by
 /// the file extension of their key.
 const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
-/// The length of the random part of an etcd simple token. A dot and a number follow.
+/// The length of the random part of an etcd simple token. The token ends with a dot and a number.
 const TOKEN_LENGTH: usize = 16;
 
 /// A text that must not appear outside of its Secret.

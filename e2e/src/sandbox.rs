@@ -169,7 +169,7 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all Deployments in the namespace are available. These are the operators.
+    /// Waits until all operators are available: all Deployments in the namespace.
     ///
     /// # Errors
     /// Fails if a Deployment does not become available.
@@ -345,7 +345,7 @@ impl Sandbox {
         }
     }
 
-    /// Deletes the objects of this kind whose names end with the name of the namespace. The release created them.
+    /// Deletes the objects of this kind that the release created. Their names end with the name of the namespace.
     async fn delete_policies<K>(&self)
     where
         K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>

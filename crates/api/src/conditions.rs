@@ -1,6 +1,6 @@
 //! The types, reasons and changes of conditions.
 //!
-//! These functions read no clock, because the caller passes the time.
+//! The functions of this module read no clock, because the caller passes the time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 

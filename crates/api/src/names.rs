@@ -1,6 +1,6 @@
 //! The names that connect objects: labels, annotations, finalizers, names of objects, and URLs.
 //!
-//! These functions only build and parse texts.
+//! The functions of this module only build and parse texts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

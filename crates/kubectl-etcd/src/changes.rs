@@ -1,5 +1,5 @@
-//! Functions that commands with changes share: they detect GitOps tools, and describe the progress of a change.
-//! Performs no I/O.
+//! Functions for all commands that change objects: they detect GitOps tools, and describe the progress of a change.
+//! They perform no I/O.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, find, is_true};

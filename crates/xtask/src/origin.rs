@@ -86,8 +86,8 @@ fn public_address(remote: &str) -> Option<String> {
     is_public.then(|| remote.trim_end_matches(".git").to_owned())
 }
 
-/// Rejects a version other than that of the workspace, which programs and CRDs contain. A pre-release suffix is
-/// allowed.
+/// Rejects every version except the version of the workspace, because programs and CRDs contain the version of the
+/// workspace. A pre-release suffix is allowed.
 pub(crate) fn check_version(version: &str) -> Result<()> {
     let is_suffix = |suffix: &str| {
         let text = suffix.strip_prefix('-').unwrap_or_default();

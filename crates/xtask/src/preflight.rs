@@ -180,7 +180,8 @@ fn inotify() -> Result<()> {
     }
 }
 
-/// Rejects a folder below /run or /var/log, because the testbed mounts its own folders there, which hide the files.
+/// Rejects a folder below /run or /var/log, because the testbed mounts its own folders at these paths, and these mounts
+/// hide the files of the folder.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {

@@ -80,7 +80,8 @@ text_enum! {
     AutoCompactionMode {
         /// etcd compacts revisions that are older than the retention.
         Periodic = "periodic",
-        /// etcd compacts all revisions except the newest ones. The retention is their number.
+        /// etcd keeps the newest revisions, and compacts all older revisions. The retention is the number of revisions
+        /// that etcd keeps.
         Revision = "revision",
     }
 }

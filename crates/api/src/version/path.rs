@@ -116,7 +116,7 @@ impl fmt::Display for Stop {
     }
 }
 
-/// The versions to set one by one, so that each change is allowed. The last one is `to`.
+/// The versions to set one by one, so that each change is allowed. The last version is `to`.
 ///
 /// # Errors
 /// Fails if no sequence of changes leads to `to`. The error contains the cause and a possible version.

@@ -151,7 +151,7 @@ fn mounts(run_folder: &Path) -> String {
 /// the removal of a folder removes its mounts in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // `remove_dir` fails for a folder with files, which belongs to the host, and the error is ignored.
+        // `remove_dir` fails for a folder with files. This error is ignored, because such a folder belongs to the host.
         let _ = fs::remove_dir(folder);
     }
 }

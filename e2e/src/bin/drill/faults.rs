@@ -31,7 +31,7 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     Ok(match fault {
         Fault::DeadNode => victim_node(sandbox, dice).await?,
         Fault::LostQuorum => majority(sandbox).await?,
-        // The victim is the PVC of the leader, which has the name of the leader.
+        // The victim is the PVC of the leader. A PVC has the name of its member.
         Fault::SlowDisk => leader(&sandbox.await_members(SESSIONS, 3).await?)?,
         Fault::FullDisk => SESSIONS.to_owned(),
         Fault::FailingBackup => SCHEDULE.to_owned(),

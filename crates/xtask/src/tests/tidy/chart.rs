@@ -13,8 +13,8 @@ use super::alerts::recordings;
 use super::documents::anchors;
 use super::root;
 
-/// The sections of the chart values for the three operators. All have the same settings, so the README lists only
-/// those of the first section.
+/// The sections of the chart values for the three operators. All have the same settings, so the README lists only the
+/// settings of the first section.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
 /// The maximum number of characters of a default in the README's table. For a longer default, the table refers to
 /// values.yaml.
