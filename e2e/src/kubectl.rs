@@ -34,7 +34,7 @@ pub fn command(env: &Env) -> Command {
 /// Runs `kubectl` and returns its output.
 ///
 /// # Errors
-/// Fails if kubectl fails. The error contains its complete error output.
+/// Fails if kubectl fails. The error contains the complete error output of kubectl.
 pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
@@ -43,7 +43,7 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
 /// server.
 ///
 /// # Errors
-/// Fails if kubectl fails. The error contains its complete error output.
+/// Fails if kubectl fails. The error contains the complete error output of kubectl.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let verb = verb(args);
     let idempotent = verb.is_some_and(|verb| IDEMPOTENT_VERBS.contains(&verb));

@@ -21,7 +21,7 @@ const VALUE: usize = 100;
 /// Pause of a client after a failed write.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The number of writes since the start.
+/// The numbers of acknowledged and failed writes since the clients started.
 #[derive(Debug, Default)]
 struct Counters {
     acknowledged: AtomicU64,

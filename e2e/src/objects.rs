@@ -198,7 +198,7 @@ pub async fn await_object(
 /// Waits until an EtcdBackup or EtcdRestore has completed.
 ///
 /// # Errors
-/// Fails if the object fails, or does not complete in time. The error contains its conditions.
+/// Fails if the object fails, or does not complete in time. The error contains the conditions of the object.
 pub async fn await_complete(
     api: &Api<DynamicObject>,
     name: &str,

@@ -217,7 +217,7 @@ impl Sandbox {
     /// Runs `kubectl apply -f -` in this namespace.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn apply(&self, manifest: &str) -> Result<String> {
         kubectl::run_with_input(
             &self.env,
@@ -231,7 +231,7 @@ impl Sandbox {
     /// nothing.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn dry_run(&self, manifest: &str) -> Result<String> {
         let words = [
             "-n",
@@ -247,7 +247,7 @@ impl Sandbox {
     /// Runs `kubectl` in this namespace.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut all = vec!["-n", &self.namespace];
         all.extend_from_slice(args);

@@ -219,7 +219,7 @@ impl<'a> Testbed<'a> {
     /// Returns its output.
     ///
     /// # Errors
-    /// Fails if the script fails. The error contains its error output.
+    /// Fails if the script fails. The error contains the error output of the script.
     pub async fn script(&self, script: &str) -> Result<String> {
         self.run(&["exec", "--", "sh", "-euc", script]).await
     }

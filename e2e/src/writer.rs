@@ -182,7 +182,8 @@ impl Writer {
 
     /// Waits for `count` more acknowledged writes, which show that the cluster serves clients.
     ///
-    /// # Errors Fails if etcd does not acknowledge these writes in time.
+    /// # Errors
+    /// Fails if etcd does not acknowledge these writes in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
         until(&format!("{count} more writes"), DEADLINE, async || {

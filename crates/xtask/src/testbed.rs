@@ -43,7 +43,7 @@ pub(crate) const GOGC: &str = "400";
 pub(crate) enum Dns {
     /// Names of the cluster are not cached. This is the default of kubeadm since 1.33.
     Nocache,
-    /// DNS caches for 30 s whether a name of the cluster exists, as with kubeadm before 1.33 and with NodeLocal DNS.
+    /// DNS caches for 30 s that a name exists or is missing, like kubeadm before 1.33 and like NodeLocal DNS.
     Cache30,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Testbed {
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
-    /// True if [`up`] found a running testbed. The caller must not stop it.
+    /// True if [`up`] found a running testbed. In this case, the caller must not stop the testbed.
     pub(crate) found: bool,
 }
 

@@ -76,7 +76,7 @@ impl Sandbox {
     /// Changes `spec.size` with `kubectl scale`.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
         let (cluster, size) = (
             format!("etcdcluster/{cluster}"),
@@ -89,7 +89,7 @@ impl Sandbox {
     /// Secrets: it reads those of an idle cluster once a minute. Tests of this interval must not call this function.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let trigger = format!("e2e-trigger=at-{now}");
@@ -101,7 +101,7 @@ impl Sandbox {
     /// its pods once a minute.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let (members, trigger) = (

@@ -106,7 +106,8 @@ impl Inside {
         self.init
     }
 
-    /// A command that runs in the namespaces. Its environment contains only what the programs of the testbed need.
+    /// A command that runs in the namespaces. Its environment contains only the variables that the programs of the
+    /// testbed need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
