@@ -82,7 +82,7 @@ text_enum! {
         TlsReady = "TLSReady",
         /// The stored backups of a scheduled EtcdBackup match its retention.
         RetentionApplied = "RetentionApplied",
-        /// The last verification of the EtcdBackup restored its backup.
+        /// The last verification of an EtcdBackup was successful.
         Verified = "Verified",
         /// The newest backup of an EtcdBackup is copied to each store of `spec.copyTo`.
         Copied = "Copied",
