@@ -67,8 +67,8 @@ const ETCD: &[Build] = &[
     },
 ];
 
-/// The Kubernetes module in [`MODULES`]. If the user selects another version, the folder of that version is built
-/// instead.
+/// The Kubernetes module in [`MODULES`]. If the user selects another Kubernetes version, the folder of that version is
+/// built in place of this module.
 const KUBE: &str = "kube";
 
 /// The module of etcd 3.3.
