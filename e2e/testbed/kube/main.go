@@ -1,6 +1,6 @@
-// Program kube contains all six Kubernetes programs of the testbed. The name
-// under which it is started selects the program. The programs share one binary,
-// so that their large common part is linked only once.
+// Program kube is every Kubernetes program of the testbed in one file: it
+// looks at the name it was called by, so one link of the large common part
+// serves six programs.
 package main
 
 import (
@@ -31,13 +31,12 @@ var programs = map[string]func() *cobra.Command{
 	"kubelet":                 kubeletCommand,
 }
 
-// volumes is the folder in which the provisioner of the controller manager
-// creates volumes. The provisioner has no option for another path.
+// volumes is where the controller manager's provisioner makes its folders; the
+// path is built into it.
 const volumes = "/tmp/hostpath_pv"
 
-// controllerManager returns the command of the controller manager, and gives all
-// users access to each new volume. The provisioner creates folders that only
-// root can enter, but the pods of the tests do not run as root.
+// controllerManager opens each new volume to all users: the provisioner makes
+// folders that only root can enter, and pods here do not run as root.
 func controllerManager() *cobra.Command {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -60,8 +59,8 @@ func controllerManager() *cobra.Command {
 	return controllers.NewControllerManagerCommand()
 }
 
-// kubeletCommand calls NewKubeletCommand, which has a context as its argument
-// since Kubernetes 1.34. In earlier versions, it has no argument.
+// kubeletCommand calls the function of each version: before 1.34, it has no
+// argument.
 func kubeletCommand() *cobra.Command {
 	switch command := any(kubelet.NewKubeletCommand).(type) {
 	case func(context.Context) *cobra.Command:
