@@ -119,8 +119,8 @@ impl Rule {
         peer.into_iter().chain(server)
     }
 
-    /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
-    /// impersonate another.
+    /// The DNS names and addresses in a certificate. The operator generates no wildcard names, because a member with a
+    /// wildcard could impersonate other members.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
         let Self {
             namespace, cluster, ..

@@ -23,7 +23,7 @@ use crate::expiry::{self, Expiry};
 pub struct Certificates {
     /// The settings of the spec; `None` if certificates are not generated.
     pub rule: Option<Rule>,
-    /// Secrets with this cluster's labels, by name.
+    /// The Secrets of generated certificates and CAs, by name.
     pub secrets: BTreeMap<String, Held>,
     /// The certificate annotations of each pod, by the member's name.
     pub pods: BTreeMap<String, Noted>,
@@ -52,8 +52,8 @@ pub struct Noted {
 }
 
 impl Certificates {
-    /// Collects the certificates of a cluster. `cluster` contains the spec in effect; `secrets` have the labels of the
-    /// cluster.
+    /// Collects the certificates of a cluster. `cluster` contains the spec in effect; `secrets` are the Secrets of
+    /// generated certificates and CAs.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
         let rule = rule(cluster, cluster.spec.tls.as_ref());
         let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
@@ -178,7 +178,7 @@ pub enum CertificateWrite {
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
-    /// Adds the CAs that running members still trust and use to the trust bundle of a new CA.
+    /// Extends the trust bundle of a new CA by the CAs that running members trust and use.
     Rejoin {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,

@@ -57,7 +57,7 @@ impl Acted {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// Joins the outcomes of two steps.
+    /// Combines the outcomes of two chains or steps.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);

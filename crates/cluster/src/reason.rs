@@ -248,8 +248,8 @@ impl Reason {
         )
     }
 
-    /// True if the operator waits for a compaction, a defragmentation or a comparison of the data. All of them also run
-    /// when the cluster matches its spec.
+    /// True if the operator waits for a compaction, a defragmentation or a comparison of the data. These activities run
+    /// even while the cluster matches its spec.
     pub fn is_upkeep(self) -> bool {
         matches!(
             self,

@@ -2,8 +2,8 @@
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
 //! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog`,
-//! `beforeChange` and `TLS`: actions of the plan write these fields. If a person deletes the other fields, the operator
-//! computes them again.
+//! `beforeChange` and `TLS`: actions of the plan write these fields. If a person deletes any other field, the operator
+//! computes it again.
 
 mod advice;
 mod conditions;

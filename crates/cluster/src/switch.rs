@@ -196,8 +196,7 @@ pub struct TlsRollout {
 pub struct Step {
     /// The TLS policy with which members start in this step.
     pub to: Option<TlsPolicy>,
-    /// Problems of the certificates in `to`. The operator starts no member with this policy until the problems are
-    /// fixed.
+    /// Problems of the certificates in `to`. While there are problems, no member starts with this policy.
     pub faults: Vec<Fault>,
 }
 

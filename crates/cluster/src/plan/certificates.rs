@@ -400,7 +400,7 @@ impl Keeper<'_> {
         in_secrets && started.all(|one| one)
     }
 
-    /// The change that the Secret of a certificate needs now; `None` if it needs no change.
+    /// The change that the Secret of a certificate needs now; `None` if it needs no change, or if the change must wait.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let scope = CaScope::of(used);
         let (authority, signs) = self.signer(scope)?;

@@ -3,8 +3,7 @@
 //!
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
 //! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
-//! first transfers its leadership. The operator records the member in the status before it sends the call (invariant
-//! 10).
+//! first transfers its leadership. The operator records the member in the status before the call (invariant 10).
 
 mod alarms;
 mod schedule;
@@ -165,7 +164,8 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now reduce every database by `room` below the sizes after the last run.
+        // True if a defragmentation could now make every database smaller, by `room`, than the largest after the last
+        // run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -195,8 +195,7 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// True if every member is healthy, no other change is in progress, and reads are fast. Otherwise reports the
-    /// reason.
+    /// True if every member is healthy, no other change is in progress, and reads are fast. If false, reports why.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {

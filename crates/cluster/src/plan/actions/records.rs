@@ -27,7 +27,7 @@ const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 const MANAGER_RAFT_LOG: &str = "etcd-operator-raft-log";
 /// Field manager of `status.beforeChange`, the request for a backup before a change.
 const MANAGER_BEFORE_CHANGE: &str = "etcd-operator-before-change";
-/// Field manager of the TLS settings with which members are started.
+/// Field manager of `status.TLS`, the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
 /// All fields of the status that identify a cluster.

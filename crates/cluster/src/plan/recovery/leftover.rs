@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the user no longer wants
-    // to keep them. Members that the operator is about to replace do not count for this size.
+    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the time for which the
+    // user keeps them has passed. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {

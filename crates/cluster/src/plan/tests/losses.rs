@@ -88,7 +88,7 @@ fn member_with_pod_stuck_in_termination_is_replaced_after_timeout() {
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// If the operator's clock is 90 s ahead, every terminating pod seems to be overdue by a minute.
+/// If the operator's clock is 90 s ahead, a pod that was just deleted with 30 s grace period seems overdue by a minute.
 #[test]
 fn invariant_5_operator_clock_that_is_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {

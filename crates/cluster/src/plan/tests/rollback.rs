@@ -160,8 +160,8 @@ fn exit_of_container_with_previous_image_replaces_no_member() {
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// Both writes change the same annotation: one removes the record of the last change, the other records the next
-/// change. The operator would send them concurrently, so either could take effect last.
+/// One plan must not both clear the record of the last image change and write the next record: the operator would send
+/// these two writes to the same annotation concurrently, so either could take effect last.
 #[test]
 fn image_change_record_is_cleared_before_next_image_change() {
     let noted = |changed: Option<Changed>| {

@@ -1,5 +1,4 @@
-//! Determines when a scheduled defragmentation is due. Performs no I/O: the result depends only on the schedule and the
-//! time.
+//! Determines when a scheduled defragmentation is due. The result depends only on the schedule and the time.
 
 use api::cluster::Defragmentation;
 use jiff::{SignedDuration, Timestamp};
