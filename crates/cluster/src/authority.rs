@@ -3,7 +3,7 @@
 //! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single CA,
 //! every client could connect to members as a peer and take part in the consensus.
 //!
-//! Apart from random keys and serial numbers, the results depend only on the arguments.
+//! Apart from random keys and serial numbers, the result of each function depends only on its arguments.
 
 mod keys;
 mod secret;

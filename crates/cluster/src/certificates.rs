@@ -21,7 +21,7 @@ use crate::expiry::{self, Expiry};
 /// owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// The settings of the spec; `None` if certificates are not generated.
+    /// The settings of the spec; `None` if the operator generates no certificates.
     pub rule: Option<Rule>,
     /// The Secrets of generated certificates and CAs, by name.
     pub secrets: BTreeMap<String, Held>,
@@ -169,11 +169,11 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 /// A write to a Secret of generated certificates. Each write has a precondition from the observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Creates a CA. Its trust bundle also contains the CAs in the trust bundles of the existing Secrets.
+    /// Creates a CA. Its trust bundle contains the new CA and the CAs in `beside`.
     Authority {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
-        /// Additional trusted CAs, in PEM.
+        /// The CAs in the trust bundles of the existing Secrets, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -212,7 +212,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server or client.
+        /// The use of the certificate: peer, server, operator or client.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -223,7 +223,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server or client.
+        /// The use of the certificate: peer, server, operator or client.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,

@@ -213,7 +213,7 @@ lists_of_reasons! {
         VolumeClaimGrown,
         VolumeKept,
     }
-    /// A failed reconcile. The Event is a warning, and the metric of failed reconciles has this label.
+    /// A failed reconcile. The Event is a warning, and the metric of failed reconciles has the reason as a label.
     FAILURES {
         ApiServerError,
         ApiServerUnreachable,

@@ -265,7 +265,7 @@ pub struct Desired {
     pub keep_volumes: Duration,
     /// The rules in `spec.recovery`.
     pub recovery: RecoveryRule,
-    /// `spec.paused`: true if the operator must not change anything.
+    /// `spec.paused`: true if the operator must change nothing.
     pub paused: bool,
     /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,

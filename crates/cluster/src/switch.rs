@@ -165,7 +165,7 @@ fn exchange(
     })
 }
 
-/// The TLS settings with which members were started, from the status and the pods.
+/// The TLS settings with which members were started, from the status, the pods and the PVCs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
     /// The record in the status of the EtcdCluster; `None` if none exists.

@@ -277,7 +277,7 @@ pub(crate) fn leaf_secret(
     }
 }
 
-/// Builds a Secret with a certificate, its key and the CAs that its owner trusts.
+/// Builds a Secret with a certificate, its key and the CAs that the holder of the certificate trusts.
 fn secret(
     rule: &Rule,
     name: String,

@@ -218,8 +218,8 @@ fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// The first time at which the pod trusts no valid CA for peers, or none for clients. `None` for CAs in Secrets of
-    /// other owners, because their expiry is not recorded.
+    /// The first time at which the pod trusts no valid CA for peers or no valid CA for clients. `None` for CAs in
+    /// Secrets of other owners, because their expiry is not recorded.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

@@ -200,7 +200,7 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires_befor
         acted.failed
     );
     // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
-    // sends no such request and removes the annotation.
+    // sends no request for the pod and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
     // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the

@@ -69,7 +69,7 @@ const DATABASE: [&str; 3] = [
 ];
 
 /// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines. After a
-/// message about a flag, etcd prints its usage.
+/// message about a flag, etcd prints the usage of its flags.
 const LAST_WORDS: [&str; 6] = [
     "flag provided but not defined",
     "invalid value \"",

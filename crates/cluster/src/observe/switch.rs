@@ -1,4 +1,4 @@
-//! Determines the TLS settings with which members were started, from `status.TLS`, the pods and the PVCs. No I/O.
+//! Determines, without I/O, the TLS settings with which members were started: from `status.TLS`, the pods and the PVCs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

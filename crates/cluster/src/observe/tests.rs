@@ -515,8 +515,8 @@ fn same_named_objects_of_other_owners_are_recognized() {
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // A Service without an owner does not count as a Service of another owner: it remains from a deleted EtcdCluster
-    // whose children were kept.
+    // A Service with the cluster's labels and without an owner does not count as a Service of another owner: it remains
+    // from a deleted EtcdCluster whose children were kept.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 

@@ -145,7 +145,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The names of the members with at least one Kubernetes object.
+    /// The names of a restore's seed and of the members with a pod or a Secret.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();

@@ -1,5 +1,5 @@
-//! Members that join at the same time. While they start, their Services have no endpoints, so that they cannot connect
-//! to each other.
+//! Members that join a single voter at the same time. While they start, their Services have no endpoints, so that they
+//! cannot connect to each other.
 //!
 //! At its start, a joining member calls the other members one after another, with timeouts of 7 to 10 s
 //! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). A joining member

@@ -1,7 +1,7 @@
 //! The fate of each member: it stays, is replaced while it serves, or counts as lost.
 //!
-//! Only [`RULES`] decides a fate. A fate alone permits no change: every removal also needs the consent of the quorum
-//! guard (invariant 3).
+//! Only [`RULES`] decides a fate. A fate alone permits no change: every removal of a voter also needs the consent of
+//! the quorum guard (invariant 3).
 
 use etcd::MemberId;
 use jiff::Timestamp;

@@ -4,7 +4,7 @@
 //! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's state from its
 //! health listener.
 //!
-//! Invariant 24: such a member does not count as healthy, except for promotions. The operator sends it no requests,
+//! Invariant 24: a joining member does not count as healthy, except for promotions. The operator sends it no requests,
 //! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select it.
 
 use std::time::Duration;

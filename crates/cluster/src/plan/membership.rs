@@ -1,7 +1,8 @@
 //! The members of a formed cluster: removes dead members, recreates pods on their volumes, and chooses the next change
 //! of the members.
 //!
-//! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
+//! A plan has at most one change (invariant 2), and each change of the voters needs the consent of the quorum guard
+//! (invariant 3).
 
 use etcd::ClusterId;
 use jiff::Timestamp;

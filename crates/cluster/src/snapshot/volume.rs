@@ -30,7 +30,7 @@ pub struct Disk {
     pub served: Option<String>,
     /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
-    /// The records for a later EtcdCluster of the same name.
+    /// The voters and the TLS settings, for a later EtcdCluster of the same name.
     pub retention: RetentionNotes,
     /// True if the PVC is being deleted. Kubernetes keeps it until the pod that uses it is deleted.
     pub terminating: bool,

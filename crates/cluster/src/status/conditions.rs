@@ -34,8 +34,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if report.hibernation().is_none() {
-        // After a hibernation, the conditions with its reasons are removed and set again, so that their transition time
-        // does not count the hibernation as unavailable time.
+        // After a hibernation, the conditions with a hibernation reason are removed and set again, so that their
+        // transition time does not count the hibernation as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);

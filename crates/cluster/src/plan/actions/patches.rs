@@ -242,7 +242,7 @@ impl Builder<'_> {
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // The patch also restores labels that other software has removed, because Services select the pod by them.
+        // The patch restores labels that other software has removed, because Services select the pod by these labels.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));

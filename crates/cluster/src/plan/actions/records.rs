@@ -137,7 +137,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A record without TLS settings causes no Event, because it changes nothing for the members.
+        // A record without a TLS policy causes no Event, because every cluster without TLS gets such a record.
         let event = record
             .policy
             .as_ref()

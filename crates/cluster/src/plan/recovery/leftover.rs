@@ -10,7 +10,7 @@ use crate::snapshot::{Desired, Observed};
 /// What the operator does with the objects of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
-    /// The object is unrelated to a recovery: the ordinary rules apply.
+    /// The object is unrelated to a recovery or a restore: the ordinary rules apply.
     Ordinary,
     /// The pod, the Service and the volume stay for now.
     Stays,

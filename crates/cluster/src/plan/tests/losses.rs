@@ -197,7 +197,7 @@ fn serving_member_with_lost_volume_is_replaced() {
 }
 
 /// Invariants 3 and 5: the data of a stopped member with a lost volume is lost, so the operator removes the member if
-/// the others form a quorum.
+/// the other voters form a quorum.
 #[test]
 fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let gone = three().without_pod("b").volume_lost("b");

@@ -184,7 +184,7 @@ fn image_change_record_is_cleared_before_next_image_change() {
     assert_eq!(patched(&noted(None)), one("b", "3.5.30"));
 }
 
-/// If only the new image cannot read the data, the old image may still read it.
+/// The old image served this data, so `unreadable` stays false if only the new image cannot read it.
 #[test]
 fn data_unreadable_only_by_new_image_is_not_recorded_as_unreadable() {
     let damaged = Cause::Data("walpb: crc mismatch".into());
