@@ -42,7 +42,7 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(3),
 ];
 
-/// The actions of a step that succeeded, and the errors of the actions that failed.
+/// The successful actions of a step, and the errors of the failed actions.
 #[derive(Debug, Default)]
 pub struct Acted {
     /// The actions that succeeded.

@@ -25,7 +25,7 @@ pub enum Error {
         /// The error of the failed action.
         #[source]
         source: execute::Error,
-        /// Events for the actions of the step that succeeded.
+        /// Events for the successful actions of the step.
         told: Vec<Notice>,
     },
     /// Writing the status failed.

@@ -15,7 +15,7 @@ use crate::snapshot::RetentionNotes;
 /// The annotation that waives the backup of the scenes below, which are deleted at 990 s (Unix time).
 const WAIVER: &str = "Deletion/1970-01-01T00:16:30Z";
 
-/// Sets `BackupThenDelete`, and the voters and TLS settings that each retained PVC records.
+/// Sets the deletion policy `BackupThenDelete`, and the voters and TLS settings that each retained PVC records.
 fn guarded(mut scene: Scene) -> Scene {
     let backup = json!({
         "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },

@@ -8,7 +8,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Pod, Seen, Trouble};
 
-/// etcd 3.5 does not know this variable.
+/// etcd 3.5 does not know this environment variable.
 const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
