@@ -1,4 +1,4 @@
-// Long names in tables, such as spec.pod.persistentVolumeClaimSpec, may break between their words. Without this, a name
+// Long names in tables, such as spec.pod.persistentVolumeClaimSpec, may break between their words. Without such breaks, a name
 // widens its column, or breaks at any letter.
 for (const code of document.querySelectorAll("td code")) {
   if (code.textContent.length > 16) {

@@ -91,7 +91,7 @@ pub fn objects(rendered: &str) -> Result<Vec<Value>> {
 /// Installs or upgrades the chart as `release` in `namespace`.
 ///
 /// # Errors
-/// Fails if Helm fails. The error contains its error output.
+/// Fails if Helm fails. The error contains the error output of Helm.
 pub async fn install(
     env: &Env,
     release: &str,

@@ -139,7 +139,7 @@ impl Env {
         )
     }
 
-    /// The same settings with the image and the chart of the earlier commit.
+    /// A copy of these settings with the image and the chart of the earlier commit.
     ///
     /// # Errors
     /// Fails without `cargo xtask test --previous`.

@@ -107,7 +107,7 @@ impl Guide {
     /// Runs the commands of the next code block, and returns their output.
     ///
     /// # Errors
-    /// Fails if a command fails. The error contains its exit status and its output.
+    /// Fails if a command fails. The error contains the exit status and the output of the command.
     pub async fn run(&mut self, env: &Env) -> Result<String> {
         let script = self.next("sh")?;
         println!("{script}");

@@ -34,7 +34,7 @@ pub fn command(env: &Env) -> Command {
 /// Runs `kubectl` and returns its output.
 ///
 /// # Errors
-/// Fails if kubectl fails. The error contains its complete error output.
+/// Fails if kubectl fails. The error contains the complete error output of kubectl.
 pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
@@ -43,7 +43,7 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
 /// server.
 ///
 /// # Errors
-/// Fails if kubectl fails. The error contains its complete error output.
+/// Fails if kubectl fails. The error contains the complete error output of kubectl.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let verb = verb(args);
     let idempotent = verb.is_some_and(|verb| IDEMPOTENT_VERBS.contains(&verb));
@@ -149,7 +149,8 @@ impl PortForward {
                 break local;
             }
         };
-        // The remaining output is read and dropped, because kubectl would block on a full pipe.
+        // The output after the line with the local port is read and dropped, because kubectl would block on a full
+        // pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });

@@ -18,7 +18,7 @@ const MIN_LENGTH: usize = 8;
 /// Keys of Secrets whose values are public, such as user names and locations. Public certificates are recognized by
 /// the file extension of their key.
 const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
-/// The length of the random part of an etcd simple token. A dot and a number follow.
+/// The length of the random part of an etcd simple token. The token ends with a dot and a number.
 const TOKEN_LENGTH: usize = 16;
 
 /// A text that must not appear outside of its Secret.
@@ -169,8 +169,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop above ignores metrics that cannot be read. This call fails if those of the cluster operator cannot be
-    // read.
+    // The loop above ignores metrics that cannot be read. This call fails if the metrics of the cluster operator cannot
+    // be read.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }

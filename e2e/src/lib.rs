@@ -1,7 +1,7 @@
 //! The library of the end-to-end tests: namespaces with operators, waiting for conditions, and etcd clients.
 //!
 //! The tests use the operators only as a user does: through the chart, custom resources, `kubectl`, and etcd's API. Of
-//! the operators' crates, they use only `api`.
+//! the operators' crates, the tests use only `api`.
 
 pub mod bucket;
 pub mod chart;

@@ -21,7 +21,7 @@ const VALUE: usize = 100;
 /// Pause of a client after a failed write.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The number of writes since the start.
+/// The numbers of acknowledged and failed writes since the clients started.
 #[derive(Debug, Default)]
 struct Counters {
     acknowledged: AtomicU64,
@@ -66,7 +66,7 @@ impl Load {
     /// The number of acknowledged writes per second while `work` runs.
     ///
     /// # Errors
-    /// Fails if `work` fails, or if a write fails meanwhile.
+    /// Fails if `work` fails, or if a write fails while `work` runs.
     pub async fn rate_during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<(f64, T)> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let before = count(&self.counters.acknowledged);

@@ -111,7 +111,7 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
 /// The name of a ready member that is not the leader, from the status.
 ///
 /// # Errors
-/// Fails if the status has no leader or no other member.
+/// Fails if the status has no leader, or if no other member is ready.
 pub fn follower(object: &DynamicObject) -> Result<String> {
     let leader = leader(object)?;
     ready_members(object)
@@ -204,7 +204,7 @@ pub async fn await_object(
 /// Waits until an EtcdBackup or EtcdRestore has completed.
 ///
 /// # Errors
-/// Fails if the object fails, or does not complete in time. The error contains its conditions.
+/// Fails if the object fails, or does not complete in time. The error contains the conditions of the object.
 pub async fn await_complete(
     api: &Api<DynamicObject>,
     name: &str,

@@ -50,7 +50,8 @@ impl Prometheus {
     /// the rules in `groups`.
     ///
     /// # Errors
-    /// Fails if Prometheus is missing or rejects the configuration. The error contains its last log line.
+    /// Fails if Prometheus is missing or rejects the configuration. The error contains the last line of the log of
+    /// Prometheus.
     pub async fn start(sandbox: &Sandbox, mut jobs: Vec<Value>, groups: &Value) -> Result<Self> {
         let folder = TempDir::new()?;
         let (pods, rules) = (folder.path().join("pods.json"), folder.path().join("rules"));

@@ -1,5 +1,5 @@
-//! A client that reads continuously and records the cluster ID of each response. When a cluster is replaced, no client
-//! may reach the old cluster after the new cluster.
+//! A client that reads continuously and records the cluster ID of each response. When a cluster is replaced, a client
+//! that has reached the new cluster must not reach the old cluster again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -47,7 +47,8 @@ struct Segment {
     digest: String,
 }
 
-/// The base of a chain and its last revision. The chain contains all revisions between them.
+/// The first and the last revision of a chain: the revision of its base, and the end of its segments. The chain
+/// contains all revisions between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The revision of the base.
@@ -81,7 +82,7 @@ fn segment(key: &str) -> Option<Segment> {
     })
 }
 
-/// Follows the segments of a base, each of which names the object before it.
+/// Builds the chain of `base`. Each segment names the digest of the base or segment before it.
 fn follow(base: &Base, segments: &[Segment]) -> Chain {
     let mut last = base.revision;
     let mut ends = vec![(base.digest.as_str(), base.revision)];

@@ -33,7 +33,7 @@ struct PodHistory {
     terminated: Vec<String>,
     /// True if all members were ready at some time after the last termination.
     all_ready: bool,
-    /// Pods that were terminated before all members were ready again, each with the pod terminated before it.
+    /// Pairs of pod names. The second pod was terminated after the first pod, before all members were ready again.
     overlapping: Vec<(String, String)>,
 }
 

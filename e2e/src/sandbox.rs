@@ -169,7 +169,7 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all Deployments in the namespace are available. These are the operators.
+    /// Waits until all operators are available: all Deployments in the namespace.
     ///
     /// # Errors
     /// Fails if a Deployment does not become available.
@@ -217,7 +217,7 @@ impl Sandbox {
     /// Runs `kubectl apply -f -` in this namespace.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn apply(&self, manifest: &str) -> Result<String> {
         kubectl::run_with_input(
             &self.env,
@@ -231,7 +231,7 @@ impl Sandbox {
     /// nothing.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn dry_run(&self, manifest: &str) -> Result<String> {
         let words = [
             "-n",
@@ -247,7 +247,7 @@ impl Sandbox {
     /// Runs `kubectl` in this namespace.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut all = vec!["-n", &self.namespace];
         all.extend_from_slice(args);
@@ -345,7 +345,7 @@ impl Sandbox {
         }
     }
 
-    /// Deletes the objects of this kind whose names end with the name of the namespace. The release created them.
+    /// Deletes the objects of this kind that the release created. Their names end with the name of the namespace.
     async fn delete_policies<K>(&self)
     where
         K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>

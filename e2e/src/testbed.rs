@@ -197,8 +197,8 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
-    /// Limits the writes of a pod's running containers to the disk of a directory, to `per_second` for each container.
-    /// 0 removes the limit. The limit ends when the container stops.
+    /// Limits the writes of a pod's running containers to the disk of `directory`. Each container can make `per_second`
+    /// writes per second. 0 removes the limit. The limit ends when the container stops.
     ///
     /// # Errors
     /// Fails if a container is not running, or if the directory is not on a block device.
@@ -228,7 +228,7 @@ impl<'a> Testbed<'a> {
     /// Returns its output.
     ///
     /// # Errors
-    /// Fails if the script fails. The error contains its error output.
+    /// Fails if the script fails. The error contains the error output of the script.
     pub async fn script(&self, script: &str) -> Result<String> {
         self.run(&["exec", "--", "sh", "-euc", script]).await
     }

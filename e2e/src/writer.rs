@@ -24,8 +24,8 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 const PREFIX: &str = "written/";
-/// The prefix of the keys of a health-aware client. Other clients have another prefix, so both can run at the same
-/// time.
+/// The prefix of the keys of a health-aware client. It differs from [`PREFIX`], so a health-aware client can run at the
+/// same time as another client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
@@ -204,7 +204,7 @@ impl Writer {
     /// Waits for `count` more acknowledged writes, which show that the cluster serves clients.
     ///
     /// # Errors
-    /// Fails if etcd does not acknowledge them in time.
+    /// Fails if etcd does not acknowledge these writes in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
         until(&format!("{count} more writes"), DEADLINE, async || {

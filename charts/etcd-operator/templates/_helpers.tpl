@@ -144,8 +144,8 @@ securityContext:
 {{- if and ($served.Has "v1/Pod") (not ($served.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) }}true{{ end }}
 {{- end }}
 
-{{/* Name of the policy that rejects the deletion of protected EtcdClusters, and of its binding. Both belong to no
-     namespace, so their name contains the namespace of the release. */}}
+{{/* Name of the policy that rejects the deletion of protected EtcdClusters, and of its binding. The policy and the
+     binding belong to no namespace, so their name contains the namespace of the release. */}}
 {{- define "etcd-operator.protection" -}}
 {{ include "etcd-operator.fullname" . }}-deletion-protection.{{ include "etcd-operator.namespace" . }}
 {{- end }}

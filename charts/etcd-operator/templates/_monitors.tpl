@@ -1,6 +1,6 @@
 {{/* A PodMonitor for members. Call with (dict "root" $ "name" <name> "settings" <values> "namespaces" <list> "cluster"
-     <EtcdCluster> "skip" <list>). Without namespaces, it covers all namespaces. Without a cluster, it covers all
-     clusters except those in "skip", which have the form NAMESPACE/CLUSTER. */}}
+     <EtcdCluster> "skip" <list>). Without "namespaces", the PodMonitor covers all namespaces. Without "cluster", the
+     PodMonitor covers all clusters except those in "skip", whose entries have the form NAMESPACE/CLUSTER. */}}
 {{- define "etcd-operator.memberMonitor" -}}
 ---
 apiVersion: monitoring.coreos.com/v1
@@ -37,7 +37,7 @@ spec:
     {{- end }}
     relabelings:
     {{- range .skip }}
-    # This cluster has a PodMonitor of its own.
+    # This cluster has a separate PodMonitor.
     - sourceLabels: [__meta_kubernetes_namespace, __meta_kubernetes_pod_label_etcd_cluster]
       separator: /
       regex: {{ regexQuoteMeta . | quote }}

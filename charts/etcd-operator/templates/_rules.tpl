@@ -25,8 +25,8 @@
   resources: [pods/resize]
   verbs: [patch]
 - apiGroups: [""]
-  # Certificates of spec.TLS, and passwords of spec.auth and of EtcdUsers. The operator reads them by name, and does not
-  # list or watch them.
+  # Secrets of spec.TLS, spec.auth and EtcdUsers, and Secrets that the operator generates. The operator reads Secrets by
+  # name, and neither lists nor watches them.
   resources: [secrets]
   verbs: [get, create, update, delete]
 - apiGroups: [policy]
@@ -71,11 +71,11 @@
   resources: [etcdmirrors/status]
   verbs: [patch]
 - apiGroups: [""]
-  # Pods that mount a PVC to write a backup or to remove one. list: the pod of the agent of spec.continuous.
+  # Pods that mount a PVC and write or remove backups. list: finds the pod of the agent of spec.continuous.
   resources: [pods]
   verbs: [get, list, create, delete]
 - apiGroups: [apps]
-  # The agent of spec.continuous.
+  # The Deployment of the agent of spec.continuous.
   resources: [deployments]
   verbs: [get, create, patch, delete]
 - apiGroups: [""]

@@ -1,6 +1,6 @@
 //! The types, reasons and changes of conditions.
 //!
-//! These functions read no clock, because the caller passes the time.
+//! The functions of this module read no clock, because the caller passes the time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -82,7 +82,7 @@ text_enum! {
         TlsReady = "TLSReady",
         /// The stored backups of a scheduled EtcdBackup match its retention.
         RetentionApplied = "RetentionApplied",
-        /// The last verification of the EtcdBackup restored its backup.
+        /// The last verification of an EtcdBackup was successful.
         Verified = "Verified",
         /// The newest backup of an EtcdBackup is copied to each store of `spec.copyTo`.
         Copied = "Copied",

@@ -33,8 +33,8 @@ pub struct BackupManifest {
     pub size: i64,
     /// SHA-256 of the snapshot before compression and encryption, including etcd's hash at its end, in hexadecimal.
     pub sha256: String,
-    /// Hash of all keys at this revision (`HashKV`). A restore compares it with the hash of its keys. `None` for large
-    /// databases.
+    /// Hash of all keys at this revision (`HashKV`). A restore compares this hash with the hash of the restored keys.
+    /// `None` for large databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
     /// Number of keys at this revision. A verification compares it with the number of restored keys. `None` if

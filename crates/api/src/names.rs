@@ -1,6 +1,6 @@
 //! The names that connect objects: labels, annotations, finalizers, names of objects, and URLs.
 //!
-//! These functions only build and parse texts.
+//! The functions of this module only build and parse texts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -63,9 +63,9 @@ pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-membe
 /// Annotation of a member's PVC with the names of all voters, separated by commas. Only PVCs that stay after the
 /// deletion of their EtcdCluster have it.
 pub const ANNOTATION_VOTERS: &str = "etcd.database.coreos.com/voters";
-/// Annotation of the PVC of a removed member. The value is `operator` if the operator removes the member. Otherwise it
-/// is the time at which the operator noticed the removal, with the suffix `/majority` if a majority of voters was
-/// removed.
+/// Annotation of the PVC of a removed member. The value is `operator` if the operator removes the member. If another
+/// client has removed the member, the value is the time at which the operator noticed the removal, with the suffix
+/// `/majority` if a majority of voters was removed.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
 /// Annotation of a member's Service, set before the operator creates the member's pod. If it is set and the pod is
 /// missing, the pod may have been lost.

@@ -49,7 +49,7 @@ pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
 }
 
-/// The schema of the name of an object, or an empty text for no name, as in coreos/etcd-operator.
+/// The schema of an optional object name. As in coreos/etcd-operator, an empty text means no name.
 pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }

@@ -32,7 +32,7 @@ pub struct VersionError {
 pub enum Support {
     /// The project tests this minor release.
     Tested,
-    /// The version is older than the tested releases. Old manifests contain 3.2.13, for example.
+    /// The version is older than the tested releases. For example, manifests of coreos/etcd-operator contain 3.2.13.
     Older,
     /// The version is newer than the tested releases.
     Newer,

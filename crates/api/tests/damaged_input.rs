@@ -141,8 +141,7 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // The year in a name must have four digits, otherwise `parse` rejects the name. All years from 1970 to 9892
-        // have four digits.
+        // `parse` rejects a name whose year does not have four digits. All years from 1970 to 9892 have four digits.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

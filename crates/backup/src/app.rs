@@ -30,14 +30,14 @@ use crate::reconcile::ReconcileContext;
 use crate::verification::Turns;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. It is long, because hundreds of reconciles may be queued, and
-/// each may wait 30 seconds for a store.
+/// Time limit for recording an attempt in the status. The limit is long, because hundreds of reconciles may be queued,
+/// and each reconcile may wait 30 seconds for a store.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.
 const TRANSFER_BACKOFF: u64 = 30;
 
-/// Limits of removals. They allow more concurrent removals than transfers, because removals transfer no data.
+/// Limits of removals. More removals than transfers may run concurrently, because removals transfer no data.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
@@ -49,8 +49,8 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// Limits of copies. Copies have slots of their own, so that a slow second store does not delay backups. A copy needs
-/// memory for its download and for its upload, twice as much as a transfer.
+/// Limits of copies. Copies and transfers use separate slots, so that a slow second store does not delay backups. A
+/// copy downloads and uploads at the same time, so it needs twice the memory of a transfer.
 const COPIES: Limits = Limits {
     concurrent: 2,
     per_store: 2,
@@ -93,7 +93,7 @@ pub struct Settings {
     /// Maximum size of a snapshot in GiB, from 1 to 110
     #[arg(long, value_name = "GIB", default_value = "100", value_parser = clap::value_parser!(u64).range(1..=110))]
     pub max_snapshot: u64,
-    /// Number of concurrent transfers to stores. Each needs up to 56 MiB of memory
+    /// Number of concurrent transfers to stores. Each transfer needs up to 56 MiB of memory
     #[arg(long, value_name = "NUMBER", default_value = "4")]
     pub max_transfers: NonZeroUsize,
     /// Number of concurrent transfers to one store
@@ -147,16 +147,17 @@ fn in_scope(limits: Limits, scope: &Scope) -> Limits {
     }
 }
 
-/// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
-/// incomplete object in the store. `create_crd`: the operator may create or update the CRD of EtcdMirrors.
+/// Runs the operator until it shuts down. The shutdown cancels running transfers, and waits until each transfer has
+/// discarded its upload or completed its backup. `create_crd`: the operator may create or update the CRD of EtcdMirrors.
 pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When an EtcdBackup changes, its EtcdCluster is reconciled, so that the status of the EtcdCluster shows the backup.
+    // When an EtcdBackup changes, its EtcdCluster is reconciled, so that the status of the EtcdCluster shows the newest
+    // backup.
     let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
     let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
         if let Some(cluster) = cluster_of(backup) {
-            // After the shutdown, nothing receives these messages.
+            // After the shutdown, the receiver no longer exists, so this error is ignored.
             let _ = clusters_changed.send(cluster);
         }
     });

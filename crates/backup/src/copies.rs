@@ -1,8 +1,8 @@
-//! Copies the stored backups of an EtcdBackup to another store, and applies the retention rules of the copy. Uses no
-//! Kubernetes API.
+//! Copies the stored backups of an EtcdBackup from its first store to a second store, and applies the retention rules
+//! of the copy. Uses no Kubernetes API.
 //!
-//! Idempotent: a backup that the other store already contains is not copied again. An interrupted task can therefore be
-//! repeated.
+//! Idempotent: a backup is not copied if the second store contains its complete copy. An interrupted task can therefore
+//! be repeated.
 
 use std::collections::BTreeSet;
 
@@ -24,9 +24,10 @@ use crate::workers::{Progress, Worker};
 /// A backup to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupToCopy {
-    /// The part of the object name after the path of the store. It is the same in every store.
+    /// The part of the object name after the path of the store. A backup has the same suffix in every store.
     pub suffix: String,
-    /// The SHA-256 of the snapshot in the status; `None` if the operator has found the backup in the store.
+    /// The SHA-256 of the snapshot, from the status. `None` if the status contains no SHA-256, for example if the
+    /// operator has found the backup in a listing.
     pub sha256: Option<String>,
 }
 
@@ -39,7 +40,8 @@ pub enum CopyRules {
     Apply {
         /// The rules.
         rules: Rules,
-        /// The UIDs of the other periodic EtcdBackups that write to the path of the copy. Their backups are kept.
+        /// The UIDs of all other periodic EtcdBackups that write to the path of the copy. The backups of these
+        /// EtcdBackups are kept.
         others: BTreeSet<String>,
         /// The current time, from which the ages of backups are computed.
         now: Timestamp,
@@ -48,7 +50,7 @@ pub enum CopyRules {
     Blocked(Trouble),
 }
 
-/// What to copy to one store.
+/// The backups to copy to one store, and the retention rules for the copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyJob {
     /// The backups, newest first.
@@ -76,8 +78,8 @@ impl Copying {
     ///
     /// # Errors
     ///
-    /// Fails if the newest backup cannot be copied. If an older backup cannot be copied, or if old copies cannot be
-    /// removed, the result contains the first problem, and the other steps are still done.
+    /// Fails if the newest backup cannot be copied. If an older backup cannot be copied or old copies cannot be
+    /// removed, this function continues with the next step. The result then contains the first problem.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -127,15 +129,15 @@ impl Copying {
             return Err(trouble.clone());
         }
         let surplus = self.surplus(newest, older).await?;
-        // A failed copy of an older backup does not prevent the other copies and the retention. Retention stays safe:
-        // if a copy is missing, the rules keep other copies instead.
+        // If an older backup cannot be copied, the loop continues with the next backup, and the retention rules are
+        // applied. This is safe, because the rules do not count a missing copy, and keep an older copy in its place.
         let mut failed = None;
         for backup in older {
             // An older backup is not copied if the retention rules would delete its copy at once.
             let parts = self.parts(&backup.suffix);
             if parts.is_some_and(|parts| !surplus.contains(&parts)) {
-                // `None` means that retention has deleted the backup from the first store meanwhile, so the result is
-                // ignored.
+                // With the result `None`, retention has deleted the backup from the first store since the plan, so
+                // there is nothing to copy.
                 if let Err(trouble) = self.copy(backup, meter, cancelled).await {
                     if cancelled.is_cancelled() {
                         return Err(trouble);

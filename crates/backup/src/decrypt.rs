@@ -9,7 +9,7 @@ use clap::Args;
 use store::encryption::{Key, Keys};
 use store::unpack::{self, Unpacker};
 
-/// Number of bytes that one read of the object returns at most.
+/// Maximum number of bytes that one read of the object returns.
 const PIECE: usize = 1 << 20;
 
 /// Arguments of the command `decrypt`.

@@ -160,8 +160,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a function that checks whether the EtcdBackup with this UID still exists. If `or_deleting` is false,
-    /// the function returns false as soon as the EtcdBackup is being deleted.
+    /// Returns a function that checks whether the EtcdBackup with this UID exists. If `or_deleting` is false, the
+    /// function returns false as soon as the EtcdBackup is being deleted.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -261,8 +261,8 @@ async fn step_verification(
     Ok(())
 }
 
-/// Applies or deletes the Deployment of the agent. Both can be repeated. A failure, for example because of a quota,
-/// must not prevent backups, so it does not end the reconcile.
+/// Applies or deletes the Deployment of the agent. After a failure, for example because of a quota, the caller
+/// continues the reconcile, so that the failure does not prevent backups.
 ///
 /// # Errors
 /// Fails if the API server rejects the request or cannot be reached.
@@ -293,8 +293,8 @@ pub(crate) async fn step_recording(
     })
 }
 
-/// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created it. The
-/// pod is deleted before the status reports the end of the attempt.
+/// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created this
+/// pod. The pod is deleted before the status reports the end of the attempt.
 async fn delete_left_pod(
     client: &Client,
     backup: &EtcdBackup,
@@ -317,8 +317,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. If the plan counts an attempt, its transfer starts afterwards. If the plan has a final result,
-/// the results of the workers are deleted from memory.
+/// Writes the status. If the plan counts an attempt, the transfer of this attempt starts after the write. If the plan
+/// has a final result, the results of the workers are deleted from memory.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -337,9 +337,9 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). If the CRD of an
-/// earlier release rejects the status, the function retries without `unfinishedAttempts`, `continuous` and the fields
-/// for the columns of `kubectl get`.
+/// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). The CRD of an
+/// earlier release may reject the status. The function then retries without `unfinishedAttempts`, `continuous` and the
+/// fields for the columns of `kubectl get`.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,

@@ -108,8 +108,8 @@ struct Attempts {
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    // Earlier releases wrote no `status.duration`. For their backups, the duration is the time between the start and
-    // the end.
+    // Earlier releases wrote no `status.duration`. For a backup of such a release, the duration is the time between the
+    // start and the end.
     let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
@@ -266,7 +266,7 @@ fn verification_values(backup: &EtcdBackup) -> Values {
 /// The time of the first scheduled run after the newest backup. `None` without a valid schedule.
 ///
 /// A backup whose recorded time is more than an hour in the future does not count, because a wrong clock has recorded
-/// this time. Otherwise the alert about missing backups would wait until that time.
+/// this time. If the backup counted, the alert about missing backups would wait until the recorded time.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;

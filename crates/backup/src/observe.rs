@@ -33,7 +33,8 @@ mod same_path;
 mod site;
 pub(crate) mod verification;
 
-/// Time limit for all reads of one reconcile together.
+/// Time limit for the reads of one part of a reconcile. The parts are the backup in the first store, each copy, and the
+/// agent.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct ObserveContext {
@@ -227,8 +228,8 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
 }
 
 /// The UIDs of the other periodic EtcdBackups that write to `own`, a store of this EtcdBackup. Retention fails while a
-/// namespace is not listed, because its EtcdBackups may use this path (invariant 1). The deletion of an EtcdBackup
-/// removes only its own backups, so it needs no complete list.
+/// namespace is not listed, because the EtcdBackups of that namespace may use this path (invariant 1). The deletion of
+/// an EtcdBackup removes only backups of this EtcdBackup, so it needs no complete list.
 fn others(
     all: &Cache<EtcdBackup>,
     backup: &EtcdBackup,
@@ -261,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// The cache of an operator that has listed none of these namespaces yet.
+    /// The cache of an operator that has not listed any of these namespaces.
     fn cache(namespaces: &[&str]) -> Cache<EtcdBackup> {
         let answer = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
         let client = Client::new(service_fn(answer), "operators");
@@ -275,7 +276,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup in a namespace that is not listed yet may own backups at this path.
+    /// An EtcdBackup in a namespace that the operator has not listed may own backups at this path.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({

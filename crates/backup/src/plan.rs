@@ -57,8 +57,8 @@ pub enum Action {
     RecordIntent,
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
-    /// Write this number to `status.unfinishedAttempts`. An attempt that is about to start is counted first, and
-    /// starts after this write.
+    /// Write this number to `status.unfinishedAttempts`. The operator counts an attempt before its transfer starts, and
+    /// starts the transfer after this write.
     RecordAttempts(i32),
     /// Cancel the running or queued transfer.
     AbandonTransfer,
@@ -73,8 +73,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// True if the action changes the EtcdBackup itself. The status is then written by the next reconcile, because the
-    /// resourceVersion has changed.
+    /// True if the action changes the EtcdBackup itself. After such a change, the next reconcile writes the status,
+    /// because the resourceVersion has changed.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
@@ -83,7 +83,7 @@ impl Action {
 /// The state of the backup for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The status already reports the state of the backup, and does not change.
+    /// The status reports the current state of the backup, and does not change.
     Unchanged,
     /// The spec is rejected.
     Refused(Trouble),
@@ -130,11 +130,12 @@ pub struct Plan {
     pub job: Option<Job>,
     /// The state to report in the status.
     pub verdict: Verdict,
-    /// The next step of the verification of the newest backup. It does not depend on the other fields.
+    /// The next step of the verification of the newest backup. This step does not depend on the other fields of the
+    /// plan.
     pub verification: VerificationPlan,
-    /// The next steps of the copies. They are independent of the other fields.
+    /// The next steps of the copies. These steps do not depend on the other fields of the plan.
     pub copies: CopiesPlan,
-    /// The next step of the agent that records all changes. It is independent of the other fields.
+    /// The next step of the agent that records all changes. This step does not depend on the other fields of the plan.
     pub recording: RecordingPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
@@ -165,8 +166,8 @@ impl Plan {
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let recording = recording::plan(backup, &snapshot.recording, now);
     if recording::delays_deletion(backup, &snapshot.recording) {
-        // The deletion of the EtcdBackup waits until the agent has ended. Otherwise the agent would write further
-        // objects after all objects are removed.
+        // The deletion of the EtcdBackup waits until the agent has ended. A running agent would write further objects
+        // after the removal of all objects.
         let obstacle = recording::deletion_obstacle(backup, &snapshot.recording, now);
         let verdict = obstacle.map_or(Verdict::Unchanged, Verdict::DeletionBlocked);
         let wait = Plan::new(Action::Nothing, verdict, recording.requeue);
@@ -228,8 +229,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     if active || next.job.is_some() {
         return next;
     }
-    // The job `left` deletes a backup pod that an earlier operator process has left. Otherwise this pod could store its
-    // backup after the status has reported the end of the attempt.
+    // The job `left` deletes a backup pod that an earlier operator process has left. Without this deletion, the pod
+    // could store its backup after the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -273,8 +274,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The backup fails only after the canceled transfer has ended and the store was read again, because the
-        // transfer may have stored the whole backup.
+        // The canceled transfer may have stored the whole backup. The backup therefore fails only after the transfer
+        // has ended and the store was read again.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));

@@ -1,9 +1,9 @@
-//! Removes stored backups: either those that the retention rules do not keep, or all backups and records of one
-//! EtcdBackup. Uses no Kubernetes API.
+//! Removes stored backups: the backups that the retention rules do not keep, or all stored objects of one EtcdBackup.
+//! Uses no Kubernetes API.
 //!
-//! A backup is deleted before its manifest. After a crash in between, the remaining manifest does not count as a
-//! backup, and the next removal deletes it. In the reverse order, a crash would leave a backup without an owner and a
-//! checksum.
+//! A backup is deleted before its manifest. After a crash between the two deletions, the manifest without an object
+//! does not count as a backup, and the next removal deletes the manifest. In the reverse order, a crash would leave a
+//! backup without an owner and a checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub enum RemovalScope {
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
+        /// The UIDs of all other periodic EtcdBackups with the same path. The backups of these EtcdBackups are kept.
         others: BTreeSet<String>,
         /// The time from which the ages of backups are computed.
         now: Timestamp,
@@ -88,8 +88,8 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // The newest backup is not at the path in the spec, because the path has changed and no backup at the new
-            // path exists yet. Nothing is removed.
+            // The newest backup is not at the path in the spec. The path has changed, and no backup at the new path is
+            // complete, so nothing is removed.
             return Ok(RemovalResult::default());
         };
         // Invariant 9: backups are removed only if the store contains the complete newest backup and its manifest.
@@ -107,7 +107,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // An interrupted removal may have left manifests without backups, which are deleted here.
+        // An interrupted removal may have left manifests without backups. This loop deletes these manifests.
         let older = listing
             .orphans
             .iter()
@@ -126,8 +126,8 @@ impl Removal {
         })
     }
 
-    /// Removes the backups of other EtcdBackups from the list, because these apply their own retention rules
-    /// (invariant 13). Without other EtcdBackups at this path, no manifest is read.
+    /// Removes the backups of other EtcdBackups from the list `backups`, because those EtcdBackups have separate
+    /// retention rules (invariant 13). Without other EtcdBackups at this path, no manifest is read.
     async fn exclude_others(
         &self,
         others: &BTreeSet<String>,
@@ -183,8 +183,8 @@ impl Removal {
             }
         }
         self.delete(removable.iter().map(String::as_str)).await?;
-        // The records of the agent are removed too. No agent writes new records, because the plan starts this removal
-        // only after the agent has ended.
+        // The objects of the agent are removed like the backups. No agent writes new objects, because the plan starts
+        // this removal only after the agent has ended.
         let prefix = recording::prefix(&self.path, &self.uid);
         let removed = continuous::remove_all(self.store.as_ref(), &prefix).await;
         removed.map_err(|error| match error {
@@ -235,7 +235,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup.
+    /// Deletes a manifest without a backup. The listing may be stale, so this function first checks that the store does
+    /// not contain the backup.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

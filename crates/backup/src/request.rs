@@ -21,7 +21,7 @@ pub(crate) struct Request {
     manifest: PathBuf,
 }
 
-/// Creates the EtcdBackup. Returns true if it exists afterwards.
+/// Creates the EtcdBackup. Returns true if this function or an earlier attempt has created it.
 pub(crate) async fn run(arguments: &Request) -> bool {
     match create(arguments).await {
         Ok(message) => {

@@ -1,8 +1,9 @@
 //! Decides which backups of a path the retention rules keep, and which may be deleted. Performs no I/O.
 //!
 //! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
-//! backup of each of the last hours, days, weeks or months that contain a backup. If neither is set, all backups are
-//! kept. `maxAge` overrides the other rules: a backup older than this age is deleted.
+//! backup of each of the last hours, days, weeks or months that contain a backup. If neither `maxBackups` nor
+//! `retention` is set, both rules keep all backups. `maxAge` overrides the other rules: a backup older than this age is
+//! deleted.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -51,7 +52,7 @@ impl Rules {
         }
     }
 
-    /// Invariant 31: sets the newest verified backup. The rules then never delete it.
+    /// Invariant 31: sets the newest verified backup, which the rules never delete.
     #[must_use]
     pub fn keeping(self, verified: Option<Numbered>) -> Self {
         Self { verified, ..self }
@@ -124,7 +125,7 @@ pub fn surplus<'a>(
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // A backup that is newer than `verified` may be incomplete, so it is neither counted nor deleted.
+    // A backup that is newer than `verified` may be incomplete. It does not count for the rules and is not deleted.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)

@@ -144,7 +144,7 @@ impl<T> WorkState<T> {
     }
 }
 
-/// The result of the search for the backup in progress in the store.
+/// The result of the search in the store for the backup in progress.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destination {
     /// The store was not read, because the plan does not need it.
@@ -152,7 +152,7 @@ pub enum Destination {
     NotRead,
     /// Unknown, because an input is missing or the store did not answer.
     Unknown(Trouble),
-    /// The store contains no complete backup of this EtcdBackup since the recorded start.
+    /// The store contains no complete backup of this EtcdBackup from after the recorded start.
     Free,
     /// The store contains the complete backup, but the operator process that wrote it ended before it reported the
     /// backup.
@@ -187,7 +187,7 @@ pub enum Source {
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
-        /// The pods of the members, or the reason why they are unknown. Not set if the operator may connect to every
+        /// The pods of the members, or the reason why they are unknown. `None` if the operator may connect to every
         /// endpoint.
         pods: Option<Result<MemberPods, Trouble>>,
         /// The EtcdCluster, as the manifest records it.
@@ -236,7 +236,7 @@ pub enum Inputs {
     Removal {
         /// The storage of the backups.
         site: Site,
-        /// The UIDs of the other periodic EtcdBackups with the same path.
+        /// The UIDs of all other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
     },
 }
@@ -257,10 +257,10 @@ pub struct VerificationInputs {
     pub repository: Option<String>,
 }
 
-/// What the retention rules of a copy need.
+/// The data that the retention rules of a copy need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyRetention {
-    /// The UIDs of the other periodic EtcdBackups that write to the path of the copy.
+    /// The UIDs of all other periodic EtcdBackups that write to the path of the copy.
     pub others: BTreeSet<String>,
     /// The API server's time minus the operator's time.
     pub clock_difference: SignedDuration,
@@ -273,9 +273,9 @@ pub struct CopyInputs {
     pub work: WorkState<Copied>,
     /// The worker of this process that removes the copies of an EtcdBackup that is being deleted.
     pub removal: WorkState<RemovalResult>,
-    /// The result of opening both stores. `None` if the plan does not need the stores.
+    /// The result of opening the first store and the store of the copy. `None` if the plan does not need the stores.
     pub opened: Option<Result<(), Trouble>>,
-    /// What the retention rules need, or why it is unknown. `None` if the copy has no retention rules.
+    /// The data that the retention rules need, or why this data is unknown. `None` if the copy has no retention rules.
     pub retention: Option<Result<CopyRetention, Trouble>>,
 }
 
@@ -286,7 +286,7 @@ pub struct Snapshot {
     pub transfer: WorkState<Stored>,
     /// The removal worker of this process.
     pub removal: WorkState<RemovalResult>,
-    /// The result of the search for the backup in progress in the store.
+    /// The result of the search in the store for the backup in progress.
     pub destination: Destination,
     /// The inputs of the next transfer or removal.
     pub inputs: Inputs,

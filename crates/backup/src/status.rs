@@ -109,8 +109,8 @@ fn is_complete(backup: &EtcdBackup) -> bool {
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
 }
 
-/// Reports that the operator has processed the changed spec. Otherwise `kubectl wait` would wait for this generation
-/// forever.
+/// Reports that the operator has processed the changed spec. Without this report, `kubectl wait` would wait for this
+/// generation forever.
 fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
     let generation = backup.metadata.generation;
     if status.observed_generation == generation {
@@ -123,8 +123,7 @@ fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &
     set(&mut status.conditions, &in_effect(backup), generation, now);
 }
 
-/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is ready before and during its
-/// first backup.
+/// Computes the condition `Ready` from `conditions`. A periodic EtcdBackup is ready before and during its first backup.
 fn readiness(
     backup: &EtcdBackup,
     conditions: &[Condition],
@@ -169,8 +168,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // `Progressing` reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
-        // is `AsDesired`, and the message of `Complete` is reported instead.
+        // `Progressing` reports whether a backup runs, is queued or is scheduled. Directly after a backup, the reason
+        // of `Progressing` is `AsDesired`, and `Ready` gets the message of `Complete`.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -225,7 +224,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // Without retention rules, no removal writes `status.backups`, so the new backup is added here.
+        // Without retention rules, no removal writes `status.backups`, so this function adds the new backup.
         let newest = newest(status);
         status
             .backups
@@ -246,8 +245,8 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest backup, followed by the kept backups from the store. If the status already lists a backup, its entry is
-/// copied, because it contains more than the object name.
+/// The newest backup, followed by the kept backups from the store. The entry of a backup in the status is kept, because
+/// it contains more than the name of the object.
 fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
@@ -291,7 +290,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         Finding::new(kind, holds, reason.into(), message)
     };
     // While the next backup of a periodic EtcdBackup runs, `Complete` and `Failed` keep the result of the previous
-    // backup. If neither is True, no previous result exists.
+    // backup. If neither condition is True, there is no previous result.
     let has_outcome = backup.spec.is_periodic()
         && [ConditionType::Complete, ConditionType::Failed]
             .iter()
@@ -421,7 +420,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     ));
     notices.extend(copies::notices(backup, &plan.copies));
     if plan.recording.verdict != RecordingVerdict::Unchanged {
-        // The notices do not contain the time, so any time can be used here.
+        // The notices do not contain the time, so the computation of this status can use any time.
         let after = status(backup, plan, Timestamp::UNIX_EPOCH);
         notices.extend(recording::notices(backup, &plan.recording.verdict, &after));
     }

@@ -1,8 +1,9 @@
 //! Streams the snapshot of a member to the store, and verifies its checksum. The memory use does not depend on the
 //! size of the snapshot. Uses no Kubernetes API.
 //!
-//! A canceled or failed transfer stores no backup, because it writes the manifest last. An object without a manifest
-//! does not count as a backup.
+//! A transfer writes the manifest last, because an object without a manifest does not count as a backup. If the
+//! transfer fails or is canceled before the commit of the object, it stores no backup. A transfer that is canceled
+//! after the commit may complete the backup.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,7 @@ pub struct Transfer {
     pub cluster: Option<ManifestCluster>,
     /// The members to which the transfer may connect (invariant 28).
     pub limits: EndpointLimits,
-    /// The start time of this process. An unfinished upload that is older was begun by an earlier process.
+    /// The start time of this process. An unfinished upload from before this time is from an earlier process.
     pub since: Timestamp,
 }
 
@@ -110,7 +111,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, window, meter, cancelled).await {
-                // If this member is unreachable, the next member is tried, because it may be able to send its snapshot.
+                // This member is unreachable. The loop tries the next member, which may be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -125,7 +126,8 @@ impl Transfer {
     /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // An error is ignored: without a quorum, etcd returns no member list, but a member can still send its snapshot.
+        // An error is ignored: without a quorum, etcd returns no member list, but a member without a quorum can send
+        // its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         // Invariant 28: a hostile etcd may list members of other clusters, so `limits` restricts the URLs.
@@ -184,8 +186,8 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // The transfer continues after a failure here, for example if the operator may not list objects. Unfinished
-        // uploads then stay until a lifecycle rule of the bucket deletes them.
+        // If the unfinished uploads cannot be discarded, for example because the operator may not list objects, the
+        // transfer continues. These uploads stay until a lifecycle rule of the bucket deletes them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -208,8 +210,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // These requests may be slow, so they are sent before the commit. The time between the commit and the manifest
-        // must be short, because another writer could replace the object in this time.
+        // These requests may be slow, so they are sent before the commit. The time between the commit and the write of
+        // the manifest must be short, because another writer could replace the object in this time.
         let reads = async {
             tokio::join!(
                 self.key_facts(member, &inspected),
@@ -250,8 +252,9 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. If another EtcdBackup with the same path has started in the same second, the revision in
-    /// the key is lowered until the key is free. The snapshot contains the lower revision too.
+    /// The key of the object. Another EtcdBackup with the same path may have started in the same second. In this case,
+    /// the revision in the key is lowered until the key is free. This is correct, because the snapshot contains the
+    /// lower revision as well.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
         /// Maximum number of EtcdBackups with the same path that can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;
@@ -261,8 +264,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object. The name then
-                // counts as free.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object. In this case,
+                // the name counts as free.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -426,8 +429,8 @@ async fn cancelable<T>(
     }
 }
 
-/// Returns as soon as fewer than [`MIN_PROGRESS`] bytes were copied within `window`. Otherwise a slow transfer would
-/// occupy a slot until its deadline.
+/// Returns as soon as fewer than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow
+/// transfer would occupy a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
     let mut before = meter.read().bytes;
     loop {

@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
 
-/// Interval at which a task checks that its EtcdBackup still exists.
+/// Interval at which a task checks that its EtcdBackup exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 /// The EtcdBackup to which a task belongs.
@@ -38,7 +38,8 @@ enum State<T> {
     Ended(Result<T, Trouble>),
 }
 
-/// A transfer or a removal. A canceled task leaves no complete backup.
+/// A transfer or a removal. A canceled transfer discards its upload, or completes the backup if its object is already
+/// committed.
 pub(crate) trait Worker: Send + Sync + 'static {
     /// The result of the task.
     type Output: Clone + Send + 'static;
@@ -97,7 +98,8 @@ pub(crate) struct Limits {
     pub(crate) per_namespace: usize,
     /// Maximum delay between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for the update of the status before the task starts. The task occupies its slot meanwhile.
+    /// Time limit for the update of the status before the task starts. While the task waits for this update, it
+    /// occupies its slot.
     pub(crate) record_timeout: Duration,
     /// Time limit of one attempt.
     pub(crate) timeout: Duration,
@@ -201,8 +203,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task for the EtcdBackup with this UID, unless it already has an active task. The task is canceled when
-    /// `exists` returns false, because its EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this UID, unless this EtcdBackup has an active task. The task is canceled
+    /// when `exists` returns false, because its EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (owner, uid): (Owner, &str),
@@ -267,8 +269,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. After the cancellation, the task discards its upload, and then the entry
-                // of the EtcdBackup is removed.
+                // The EtcdBackup was deleted. The task is canceled, and discards its upload. When the task has ended,
+                // its entry is removed.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
@@ -313,7 +315,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // A panic is caught, because the task would otherwise stay in the state `Running`.
+        // A panic is caught. Without this, the task would stay in the state `Running`.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {

@@ -11,7 +11,8 @@ use damaged::{assert_little_memory, bounded, cases, damaged, damaged_text};
 use jiff::Timestamp;
 use proptest::prelude::*;
 
-/// Valid schedules, including February 30, which never matches.
+/// The cron schedules that the tests damage. Some use special characters, and one names February 30, which never
+/// occurs.
 const SCHEDULES: &[&str] = &[
     "0 3 * * *",
     "*/15 8-18 * * 1-5",

@@ -225,7 +225,8 @@ async fn retention_keeps_backups_newer_than_verified_backup() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
 }
 
-/// A removal may fail at any request. The newest backups stay complete, and the next removal deletes the rest.
+/// A removal may fail at any request. The newest backups stay complete, and the next removal deletes the remaining old
+/// backups.
 #[tokio::test]
 async fn next_removal_completes_interrupted_removal() {
     let failure = || store::Error::Timeout("injected".to_owned());
@@ -396,7 +397,8 @@ fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     .unwrap()
 }
 
-/// The plan of an operator whose clock is ahead of the API server's clock.
+/// The plan of an operator whose clock is ahead of the API server's clock by `ahead`, and the time of the operator's
+/// clock.
 fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     let snapshot = Snapshot {
         inputs: Inputs::Removal {
@@ -429,8 +431,8 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
     }
     let all = keys(store.as_ref()).await;
     let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
-    // Names of backups contain times, so with a wrong clock an old backup can seem to be the newest. Therefore the
-    // rules that count backups delete nothing either.
+    // Names of backups contain times, so with a wrong clock an old backup can seem to be the newest. While the clocks
+    // differ, the rules that count backups therefore delete nothing, like the rule for the age.
     let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
     let by_day = pending(
         store.as_ref(),

@@ -82,8 +82,8 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // The rest of the request is read before the connection closes. Otherwise the client would not read
-                    // the response.
+                    // The proxy reads the remaining request before it closes the connection. If the proxy closed the
+                    // connection earlier, the client would not read the response.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;
@@ -147,7 +147,8 @@ async fn store_faults_cause_no_false_success_of_backup() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
         let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
         let mut troubles = Vec::new();
-        // Like the operator, each iteration searches for a complete backup, and starts an attempt if there is none.
+        // Like the operator, each iteration first searches for a complete backup. If there is no complete backup, the
+        // iteration starts an attempt.
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {

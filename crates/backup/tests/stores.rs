@@ -79,7 +79,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // Objects in a directory (`file://`) have no tags, but objects in all other stores do.
+    // Objects in a directory (`file://`) have no tags. Objects in the other stores have tags.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
     // Retention keeps the newest backup, and ignores the object of the other path `deep/etcd_v2`.

@@ -1,5 +1,5 @@
-//! Tests with another writer at the same path, or with a proxy that answers instead of the store. A transfer succeeds
-//! only if the store contains its object and its manifest.
+//! Tests with another writer at the same path, or with a proxy that acknowledges writes without storing them. A
+//! transfer succeeds only if the store contains its object and its manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +88,8 @@ impl Shared {
         self.has_tags.then(|| writes.to_string())
     }
 
-    /// True if this interference must happen now. Each interference happens once.
+    /// True if the interference `kind` must happen now. This function resets the interference, so that it happens only
+    /// once.
     fn interferes(&self, kind: Interference) -> bool {
         let mut interference = self.interference.lock().unwrap();
         let interferes = *interference == kind;
@@ -386,7 +387,8 @@ async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     }
 }
 
-/// If a file is replaced during a read, the read returns the content of the old file.
+/// In a directory, a read continues with the old file if the file is replaced during the read. The transfer must
+/// nevertheless detect the replacement.
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     let snapshot = recorded().await;
@@ -409,7 +411,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // An object that is replaced during the read of `earlier_attempt` is not adopted either.
+        // `earlier_attempt` does not adopt an object that is replaced while it reads the object.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(

@@ -27,7 +27,7 @@ pub struct Access {
     pub record: Record,
     /// etcd's answer to a login with the credentials; `None` without credentials.
     pub login: Seen<Option<Login>>,
-    /// The error of a member that denied the operator access; `None` if no member denied it.
+    /// The error of a member that denied the operator access; `None` if no member has denied access.
     pub refused: Option<String>,
     /// The NetworkPolicy, compared with the NetworkPolicy that the operator would build.
     pub network: Kept<()>,

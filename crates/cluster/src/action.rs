@@ -76,7 +76,7 @@ pub struct Change {
     /// The requests of the change, in order. A change has several requests only if it adds learners, or if it first
     /// records the removal of a member on the member's PVC.
     pub chain: Chain,
-    /// Names of the members to which the executor sends the call.
+    /// Names of the members to which the executor sends the etcd calls of `chain`.
     pub via: Vec<String>,
     /// The member list from which the change was planned.
     pub planned_from: Members,
@@ -236,8 +236,7 @@ pub struct Patch {
     pub body: Value,
     /// How the API server merges lists of the body into the object.
     pub form: PatchForm,
-    /// The report for the user if the API server rejects the patch with status 403 or 422; `None` reports an ordinary
-    /// error.
+    /// The report if the API server rejects the patch with status 403 or 422; `None` reports an ordinary error.
     pub rejection: Option<Rejection>,
 }
 

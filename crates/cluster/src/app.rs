@@ -32,15 +32,15 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// The flag and the Helm value for messages about missing grants. With them, an administrator permits the etcd
-/// endpoints that EtcdClusters may join.
+/// The flag and the Helm value for messages about missing grants. With the flag or the value, an administrator grants
+/// the etcd endpoints that EtcdClusters may join.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",
     value: "clusters.join",
 };
 
-/// Interval at which the operator drops the state of deleted clusters.
+/// Interval at which the operator drops its in-memory data about deleted clusters, and closes idle connections.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
 /// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster.

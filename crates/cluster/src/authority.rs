@@ -3,7 +3,7 @@
 //! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single CA,
 //! every client could connect to members as a peer and take part in the consensus.
 //!
-//! Apart from random keys and serial numbers, the results depend only on the arguments.
+//! Apart from random keys and serial numbers, the result of each function depends only on its arguments.
 
 mod keys;
 mod secret;
@@ -130,8 +130,8 @@ impl Rule {
         uses.into_iter().chain(proxy).filter(move |_| clients)
     }
 
-    /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
-    /// impersonate another.
+    /// The DNS names and addresses in a certificate. The operator generates no wildcard names, because a member with a
+    /// wildcard could impersonate other members.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
         let place = (&*self.namespace, &*self.cluster, &*self.domain);
         match (used, &self.proxy) {

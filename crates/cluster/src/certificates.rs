@@ -22,9 +22,9 @@ use crate::expiry::{self, Expiry};
 /// owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// The settings of the spec; `None` if certificates are not generated.
+    /// The settings of the spec; `None` if the operator generates no certificates.
     pub rule: Option<Rule>,
-    /// Secrets with this cluster's labels, by name.
+    /// The Secrets of generated certificates and CAs, by name.
     pub secrets: BTreeMap<String, Held>,
     /// The certificate annotations of each pod, by the member's name.
     pub pods: BTreeMap<String, Noted>,
@@ -55,8 +55,8 @@ pub struct Noted {
 }
 
 impl Certificates {
-    /// Collects the certificates of a cluster. `cluster` contains the spec in effect; `secrets` have the labels of the
-    /// cluster.
+    /// Collects the certificates of a cluster. `cluster` contains the spec in effect; `secrets` are the Secrets of
+    /// generated certificates and CAs.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
         let rule = rule(cluster, cluster.spec.tls.as_ref());
         let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
@@ -177,16 +177,16 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 /// A write to a Secret of generated certificates. Each write has a precondition from the observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Creates a CA. Its trust bundle also contains the CAs in the trust bundles of the existing Secrets.
+    /// Creates a CA. Its trust bundle contains the new CA and the CAs in `beside`.
     Authority {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
-        /// Additional trusted CAs, in PEM.
+        /// The CAs in the trust bundles of the existing Secrets, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
-    /// Adds the CAs that running members still trust and use to the trust bundle of a new CA.
+    /// Extends the trust bundle of a new CA by the CAs that running members trust and use.
     Rejoin {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
@@ -220,7 +220,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server or client.
+        /// The use of the certificate: peer, server, operator or client.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -231,7 +231,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server or client.
+        /// The use of the certificate: peer, server, operator or client.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,

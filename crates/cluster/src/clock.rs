@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The validity of a certificate starts this long before its creation, because the clocks of other machines may be
-/// behind.
+/// The validity of a certificate starts this long before its creation, because clocks of other machines may be behind.
 pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
 /// The time from `since` to `now`; zero if `since` is later.
@@ -19,19 +18,18 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> Duration {
 pub struct ApiServerClock(pub Option<SignedDuration>);
 
 impl ApiServerClock {
-    /// The time for decisions about timestamps from Kubernetes: the earlier of the operator's and the API server's
-    /// time.
+    /// The time to compare with timestamps from Kubernetes: the earlier of the operator's and the API server's time.
     pub fn earlier(self, now: Timestamp) -> Timestamp {
         runtime::clock::earlier(now, self.0)
     }
 
-    /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
-    /// tolerance, the earlier of the two times. To a clock that is far ahead, every CA seems expired.
+    /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than
+    /// `SKEW`, the earlier of the two times. To a clock that is far ahead, every CA seems expired.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }
 
-    /// The message for users if the clocks differ by more than the tolerance.
+    /// The message for users if the clocks differ by more than `SKEW`.
     pub fn problem(self) -> Option<String> {
         let clock = self.difference()?;
         let word = if clock.is_negative() {
@@ -45,7 +43,7 @@ impl ApiServerClock {
         ))
     }
 
-    /// The difference of the clocks, if it exceeds the tolerance of a certificate.
+    /// The difference of the clocks, if it exceeds `SKEW`.
     fn difference(self) -> Option<SignedDuration> {
         self.0.filter(|clock| clock.unsigned_abs() > SKEW)
     }

@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// An older CustomResourceDefinition accepts this variable, so the operator must reject it.
+    /// An older CustomResourceDefinition accepts `ETCD_FORCE_NEW_CLUSTER`, so the operator must reject the spec.
     #[test]
     fn spec_with_reserved_etcd_variable_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;

@@ -42,7 +42,7 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(3),
 ];
 
-/// The actions of a step that succeeded, and the errors of the actions that failed.
+/// The successful actions of a step, and the errors of the failed actions.
 #[derive(Debug, Default)]
 pub struct Acted {
     /// The actions that succeeded.
@@ -57,7 +57,7 @@ impl Acted {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// Joins the outcomes of two steps.
+    /// Combines the outcomes of two chains or steps.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);

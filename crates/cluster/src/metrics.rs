@@ -231,7 +231,8 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Removes deleted clusters and clusters of other replicas. Counts the deleted clusters in their metric.
+    /// Removes deleted clusters and clusters of other replicas. Counts the deleted clusters in the metric
+    /// `clusters_deleted`.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();

@@ -24,14 +24,13 @@ pub struct Objects {
     pub services: Vec<Service>,
     /// The PodDisruptionBudget of the cluster.
     pub budget: Option<PodDisruptionBudget>,
-    /// The NetworkPolicy of the cluster, with any owner.
+    /// The NetworkPolicy with the cluster's name, even if another object owns the NetworkPolicy.
     pub policy: Option<NetworkPolicy>,
     /// The Secrets of generated certificates.
     pub secrets: Vec<Secret>,
     /// The certificates with which members start. They are kept in memory only.
     pub tls: ClusterTls,
-    /// The certificates with which members will start after the next step of a TLS change. They are kept in memory
-    /// only.
+    /// The certificates with which members start after the next step of a TLS change. They are kept in memory only.
     pub next_tls: ClusterTls,
     /// The certificates that cert-manager issues; `None` without `spec.TLS.certManager`.
     pub issuance: Option<Issuance>,

@@ -58,7 +58,7 @@ use crate::upkeep::Upkeep;
 /// Deadline for reading all Kubernetes objects of a cluster.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// If a linearizable read takes longer than this, etcd is overloaded.
+/// If a linearizable read takes longer than this, the operator treats etcd as overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
 /// Text before the name of an alarm in a member's status, as in `memberID:1 alarm:NOSPACE`.
@@ -84,8 +84,7 @@ pub enum Error {
     Deadline,
 }
 
-/// The parts of the Kubernetes objects that the operator needs for its plan and for calls to etcd. Small enough for a
-/// cache.
+/// The parts of the Kubernetes objects that the plan and the calls to etcd need, small enough for a cache.
 #[derive(Clone, Debug)]
 pub struct KubeSnapshot {
     /// The EtcdCluster as the operator read it.
@@ -170,8 +169,8 @@ pub async fn objects(
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
         // Another operator process may write at the same time, in this order: status, annotation on the Service, PVC,
-        // pod. Services and pods are read first here. Each pod is therefore read together with the PVC and the status
-        // that were written before the pod.
+        // pod. Services and pods are read first here, so the later reads return the PVC and the status that were
+        // written before each pod.
         let services = services.list(&of_cluster).await;
         let services = services.map_err(read("services"))?;
         let pods = pods.list(&of_cluster).await.map_err(read("pods"))?;
@@ -209,7 +208,7 @@ pub async fn objects(
 }
 
 /// Observes the Kubernetes objects of a cluster, and the answers of its running members. The seed of a recovery has its
-/// own client, because it would not answer calls with a login token of the old cluster.
+/// own client, because the seed would not answer calls with a login token of the old cluster.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -340,9 +339,9 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 /// The names of the members to call, ready members first. Their pods have an address and the token of this cluster, and
 /// are not terminating.
 ///
-/// A member whose Service has no endpoints is called only if it is a learner, because the answer of a learner shows
-/// that its requests to other members are done. A bootstrap member cannot answer yet, and calls would delay its
-/// endpoints.
+/// A member whose Service is closed (has no endpoints) is called only if it is a learner: an answer shows that the
+/// learner's requests to other members are done. A bootstrap member with a closed Service cannot answer, and waiting
+/// for its answer would delay its endpoints.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {

@@ -25,7 +25,7 @@ pub enum Error {
         /// The error of the failed action.
         #[source]
         source: execute::Error,
-        /// Events for the actions of the step that succeeded.
+        /// Events for the successful actions of the step.
         told: Vec<Notice>,
     },
     /// Writing the status failed.
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(
             told.len(),
             5,
-            "the objects of a new cluster and of a new member must have no Event of their own: {told:?}"
+            "the objects of a new cluster and of a new member must have no separate Event: {told:?}"
         );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
@@ -327,7 +327,7 @@ mod tests {
             [("Resumed", false)]
         );
         assert_eq!(told(status(true, false), status(true, false)), []);
-        // A cluster whose earlier status is empty gets no Event about its state.
+        // A cluster whose earlier status is empty gets no Event about its availability.
         assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

@@ -88,7 +88,7 @@ const BLIND: Duration = Duration::from_secs(1);
 /// container.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
-/// its health at this interval.
+/// the cluster's health at this interval.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
 /// A reason with a text for the user. It says why a step waits, or describes a problem.

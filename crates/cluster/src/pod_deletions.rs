@@ -5,7 +5,7 @@
 //! waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). The operator draws no conclusion from
 //! the missing answers (invariant 1).
 //!
-//! While no pod ends, the operator waits until the deadlines. Otherwise it would report each election as an outage.
+//! While no pod ends, the operator waits until the deadlines, so that it does not report an election as an outage.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

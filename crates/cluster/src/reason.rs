@@ -216,7 +216,7 @@ lists_of_reasons! {
         VolumeClaimGrown,
         VolumeKept,
     }
-    /// A failed reconcile. The Event is a warning, and the metric of failed reconciles has this label.
+    /// A failed reconcile. The Event is a warning, and the metric of failed reconciles has the reason as a label.
     FAILURES {
         ApiServerError,
         ApiServerUnreachable,
@@ -251,8 +251,8 @@ impl Reason {
         )
     }
 
-    /// True if the operator waits for a compaction, a defragmentation or a comparison of the data. All of them also run
-    /// when the cluster matches its spec.
+    /// True if the operator waits for a compaction, a defragmentation or a comparison of the data. These activities run
+    /// even while the cluster matches its spec.
     pub fn is_upkeep(self) -> bool {
         matches!(
             self,

@@ -84,7 +84,8 @@ impl ClusterOperator {
         Self { deletions, ..self }
     }
 
-    /// Sets the caches of the watches. Without them, each reconcile after a watch event reads the objects.
+    /// Sets the caches of the watches. Without these caches, each reconcile after a watch event reads the objects from
+    /// the API server.
     #[must_use]
     pub fn with_watched(self, watched: Watched) -> Self {
         Self { watched, ..self }
@@ -109,7 +110,8 @@ impl ClusterOperator {
         Self { operators, ..self }
     }
 
-    /// Drops the state of deleted clusters. Called periodically, because a deleted EtcdCluster triggers no reconcile.
+    /// Drops the in-memory data about deleted clusters. Called periodically, because a deleted EtcdCluster triggers no
+    /// reconcile.
     pub fn forget(&self, now: Instant) {
         self.cache.forget(now);
         self.clients.forget(now);

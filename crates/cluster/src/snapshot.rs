@@ -81,7 +81,7 @@ pub struct Recovery {
     pub approval: Option<String>,
     /// `status.staleApproval`.
     pub stale_approval: Option<String>,
-    /// Time since which the condition Available has been false; `None` while it is true.
+    /// Time since which the condition Available has been false; `None` while it is true or the cluster hibernates.
     pub unavailable_since: Option<Timestamp>,
     /// Location and revision of the last backup in the status, as text.
     pub last_backup: Option<String>,
@@ -146,8 +146,7 @@ pub struct Observed {
     pub intent: Option<Intent>,
     /// `status.clusterID`.
     pub cluster_id: Option<ClusterId>,
-    /// Names of the voters in the last reported status. The operator uses them only while it has no member list of
-    /// etcd.
+    /// Names of the voters in the last reported status. The operator uses them only while it has no member list.
     pub reported_voters: BTreeSet<String>,
     /// `status.currentVersion`.
     pub reported_version: Option<String>,
@@ -157,19 +156,18 @@ pub struct Observed {
     pub disks: BTreeMap<String, Disk>,
     /// Services of the members, by the name of the member.
     pub services: BTreeMap<String, Service>,
-    /// Pods and PVCs with the labels of this cluster that have another owner or no known owner.
+    /// Pods and PVCs with the labels of this cluster that have another owner, or neither an owner nor a cluster token.
     pub strangers: Vec<String>,
     /// The objects of the whole cluster.
     pub shared: Shared,
     /// The linearizable member list. It is read after the Kubernetes objects, so if it lacks the member of an observed
     /// pod, that member was removed.
     pub members: Seen<Members>,
-    /// Client URLs of the cluster that this EtcdCluster joins. They come from its annotation.
+    /// Client URLs of the cluster that this EtcdCluster joins, from the annotation `join`.
     pub join: Vec<String>,
     /// The URLs of external members that the operator may call.
     pub join_rule: EndpointRule,
-    /// The client URLs of the external members, by the name of the member. Members that the operator may not call are
-    /// left out.
+    /// The client URLs of the external members that the operator may call, by the name of the member.
     pub elsewhere: BTreeMap<String, String>,
     /// The status of each running member, by the name of the member.
     pub statuses: BTreeMap<String, Seen<Status>>,
@@ -267,7 +265,7 @@ pub struct Desired {
     pub keep_volumes: Duration,
     /// The rules in `spec.recovery`.
     pub recovery: RecoveryRule,
-    /// `spec.paused`: true if the operator must not change anything.
+    /// `spec.paused`: true if the operator must change nothing.
     pub paused: bool,
     /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,

@@ -1,9 +1,10 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog`,
-//! `beforeChange` and `TLS`: actions of the plan write these fields. If a person deletes the other fields, the operator
-//! computes them again.
+//! This report never contains the fields that actions of the plan write: `bootstrap`, `clusterID`, `recovery`,
+//! `staleApproval`, `defragmentation`, `raftLog`, `beforeChange` and `TLS`. It also lacks `replaced` of the restore
+//! operator and `lastBackup`, `backupForChanges` and `backupRequest` of the backup operator. If a person deletes any
+//! other field, the operator computes it again.
 
 mod advice;
 mod conditions;
@@ -59,7 +60,7 @@ impl Report<'_> {
         Some((found.reason, found.message.clone()))
     }
 
-    /// The current status of the object, without the fields that actions of the plan write.
+    /// The current status of the object, without the fields that this report never contains.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -80,7 +81,7 @@ impl Report<'_> {
         }
     }
 
-    /// Computes the new status, without the fields that actions of the plan write.
+    /// Computes the new status, without the fields that this report never contains.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
         let Self {
             cluster,

@@ -180,7 +180,7 @@ fn exchange(
     })
 }
 
-/// The TLS settings with which members were started, from the status and the pods.
+/// The TLS settings with which members were started, from the status, the pods and the PVCs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
     /// The record in the status of the EtcdCluster; `None` if none exists.
@@ -211,8 +211,7 @@ pub struct TlsRollout {
 pub struct Step {
     /// The TLS policy with which members start in this step.
     pub to: Option<TlsPolicy>,
-    /// Problems of the certificates in `to`. The operator starts no member with this policy until the problems are
-    /// fixed.
+    /// Problems of the certificates in `to`. While there are problems, no member starts with this policy.
     pub faults: Vec<Fault>,
 }
 

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// A call whose result no reconcile has read for this long belongs to a deleted cluster.
+/// The operator drops a call whose result no reconcile has read for this long, because its cluster was deleted.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
@@ -51,8 +51,8 @@ impl Upkeep {
     }
 }
 
-/// The record of the log with its checksum. Invariant 29: the checksum reveals that a person has edited the index. With
-/// a lower index, etcd 3.7 could start on a log that it cannot read.
+/// The record of the Raft log with its checksum. Invariant 29: the checksum reveals that a person has edited the index.
+/// With a lower index, etcd 3.7 could start on a log that it cannot read.
 pub fn raft_log_record(cluster_id: String, index: i64) -> RaftLogStatus {
     let digest = Sha256::digest(format!("{cluster_id}\n{index}"));
     let checksum = Some(hex::encode(&digest[..8]));

@@ -58,8 +58,8 @@ proptest! {
         if let Ok(pod) = bounded(|| serde_json::from_slice::<Pod>(&text)) {
             let spec = EtcdClusterSpec::default();
             let read = bounded(|| cluster::observe::pod(&pod, &spec, owned));
-            // Two reads of the same pod must give the same result. Otherwise the operator would reconcile an idle
-            // cluster forever.
+            // Two reads of the same pod must give the same result, because a difference would make the operator
+            // reconcile an idle cluster forever.
             prop_assert_eq!(format!("{read:?}"), format!("{:?}", cluster::observe::pod(&pod, &spec, owned)));
         }
         assert_little_memory();

@@ -9,8 +9,8 @@
 //! converge.
 //!
 //! A seed determines all events of a run, with the same result on every machine. If a run fails, the model leaves out
-//! the events that the failure does not need, and prints the others in order (the story). docs/contributing/testing.md
-//! describes the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
+//! the events that the failure does not need, and prints the needed events in order (the story).
+//! docs/contributing/testing.md describes the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -88,7 +88,7 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// Default number of rounds of each test, with one operator or with two.
+/// Number of rounds of the tests that call `check`, if `MODEL_ROUNDS` is not set.
 const ROUNDS: usize = 120_000;
 /// Number of rounds within which the model must detect each deliberate mistake.
 const HUNT: usize = 600_000;
@@ -122,7 +122,7 @@ fn check(two: bool) {
     }
 }
 
-/// Invariants 1 to 8 and 10: random faults affect the members, the nodes and the API server.
+/// Checks invariants 1 to 8 and 10 while random faults affect the members, the nodes and the API server.
 #[test]
 fn cluster_keeps_invariants_and_converges_despite_faults() {
     check(false);
@@ -133,7 +133,7 @@ fn invariant_11_holds_with_concurrent_operators() {
     check(true);
 }
 
-/// For each deliberate mistake, some seed fails. The same seed passes without the mistake.
+/// For each deliberate mistake, finds a seed whose run fails with the mistake and passes without it.
 #[test]
 fn model_detects_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
@@ -229,8 +229,8 @@ fn etcd_before_3_4_scales_up_without_learners() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4: an operator process has set the annotation `started` of the second member, and another process
-/// continues the start. The deliberate mistake does not renew the annotation. The same events pass without the mistake.
+/// With etcd 3.3, a suspended process tries to remove the annotation `started` of the second member. This fails,
+/// because the process that continues the start renews the annotation. With the mistake, it renews nothing.
 #[test]
 fn invariant_6_suspended_operator_removes_no_renewed_started_annotation() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);

@@ -1,8 +1,8 @@
 //! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
-//! may end after any write. Even then, the operator must not replace a member whose start has begun.
+//! may end after any write. If a step ends during the start of a member, the operator must not replace this member.
 //!
-//! The API server is real, and the test simulates the kubelets and etcd. The number of requests is limited, because
-//! each request delays the bootstrap.
+//! The API server is real, and the test simulates the kubelets and etcd. The test prints the number of requests,
+//! because each request delays the bootstrap.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../runtime/tests/api_server/server.rs"]
@@ -39,7 +39,7 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Time limit for operations that should take a minute.
+/// Time limit for an operation, which usually takes one minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Delays every answer, and counts the requests.
@@ -182,7 +182,7 @@ impl Story {
         pods.iter().map(ResourceExt::name_any).collect()
     }
 
-    /// Names of all existing and former members.
+    /// The names of all members that have a Service.
     async fn named(&self) -> BTreeSet<String> {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(self.name));
         let services = self.api::<KubeService>().list(&of_cluster).await.unwrap();
@@ -192,7 +192,7 @@ impl Story {
             .collect()
     }
 
-    /// Simulates the kubelets and etcd: pods run as soon as they exist, and the bootstrap members form a cluster.
+    /// Simulates the kubelets and etcd: each new pod runs at once, and its member joins the fake etcd cluster.
     async fn run_pods(&self) {
         let pods = self.pods().await;
         for (at, name) in (1..).zip(&pods) {
@@ -235,7 +235,7 @@ impl Story {
         }
     }
 
-    /// Reconciles until the condition is true. Fails if the recorded bootstrap members change. Returns their names.
+    /// Reconciles until the condition is true. Returns the recorded bootstrap members, and fails if they change.
     async fn until(&self, done: impl AsyncFn(&EtcdCluster) -> bool) -> BTreeSet<String> {
         let mut first: Option<BTreeSet<String>> = None;
         while self.begun.elapsed() < PATIENCE {
@@ -336,8 +336,8 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// Each request takes half a second in one half of the cases, and a second in the other half. In the cases without TLS,
-/// the cluster must also form and grow.
+/// Each request takes 500 ms or 1000 ms, depending on the case. In every case, the bootstrap members must get their
+/// pods. In the cases without TLS, the cluster must form and then grow.
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;

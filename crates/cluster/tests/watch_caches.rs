@@ -1,5 +1,5 @@
-//! Invariant 33, and the requests of the cluster operator: a reconcile without changes reads at most Secrets and the
-//! clock from the API server, and each write follows a read of all objects.
+//! Checks invariant 33 on the requests of the cluster operator: a reconcile without changes reads at most Secrets and
+//! the clock from the API server, and the operator reads all objects before each write.
 //!
 //! The API server is real. No kubelet runs, so the pods stay in the phase `Pending`, and no member answers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -30,7 +30,7 @@ use tower::{Layer, Service};
 const NAMESPACE: &str = "default";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The requests of the operator, as `GET path?query`. Watches and Events are left out.
+/// The requests of the operator, as `METHOD path?query`, without watches and Events.
 #[derive(Clone, Default)]
 struct Requests(Arc<Mutex<Vec<String>>>);
 
@@ -84,7 +84,7 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Recorded<S> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let text = format!("{} {}", request.method(), request.uri());
-        // The first request of a watch lists all objects in pages.
+        // A watch begins with a list of all objects in pages, which has the parameter `limit`.
         let watches = text.contains("watch=") || text.contains("limit=");
         if !watches && !text.contains("/events") {
             self.requests.0.lock().unwrap().push(text);
@@ -113,7 +113,7 @@ impl Scene {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// The number of reconciles since the start.
+    /// The number of reconciles since the operator started.
     fn reconciles(&self) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -146,7 +146,7 @@ impl Scene {
         self.until("the operator sends no request", is_quiet).await;
     }
 
-    /// Sets an annotation that the operator ignores, and waits for the reconcile that follows.
+    /// Sets an annotation of the pod that the operator ignores, and waits until the operator reconciles.
     async fn annotate(&self, pod: &str, value: &str) {
         let before = self.reconciles();
         let patch = json!({ "metadata": { "annotations": { "example.com/note": value } } });
@@ -269,8 +269,8 @@ async fn reads_before_writes(scene: &Scene) {
     let policies = sent.iter().filter(|it| it.contains("networkpolicies"));
     assert_eq!(policies.count(), 0, "{sent:?}");
 
-    // After a step, each reconcile reads all objects. After a reconcile without a step, a change without effect causes
-    // no read.
+    // After a step, the operator reads all objects until a reconcile needs no step. From then on, a change without
+    // effect on the plan causes no read.
     scene.rests(3).await;
     let before = scene.requests.all().len();
     scene.annotate(&pod, "4").await;
@@ -302,7 +302,7 @@ async fn reads_secrets(scene: &Scene) {
     scene.rests(1).await;
     let sent = scene.requests.since(before);
     println!("{} requests: {sent:?}", sent.len());
-    // The operator decides by the API server's clock whether a generated certificate is due.
+    // `GET /version` returns the API server's clock, by which the operator renews certificates.
     let is_other = |it: &&String| !is_secret(it) && !it.starts_with("GET /version");
     let others: Vec<_> = sent.iter().filter(is_other).collect();
     assert_eq!(others, [""; 0]);

@@ -25,10 +25,10 @@ use crate::retention::tidy;
 use crate::snapshot::{TakeError, take_described_base};
 use crate::stored::{ReadError, bases, read_base, tip};
 
-/// Pause after a failure of etcd.
+/// Pause after a failed attempt to take the base of a new chain, and after an interrupted capture.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Pause after a failure to take the next base. The agent still records the chain of the last base.
+/// Pause after a failure to take the next base, to read the stored chain, or to delete old bases.
 const RENEWAL_RETRY: Duration = Duration::from_secs(10);
 
 /// Interval between two checks whether the next base is due, and between two requests for etcd's revision.
@@ -52,10 +52,11 @@ pub struct Settings {
     pub max_age: Duration,
     /// The agent takes a new base when the segments of the last base have reached this number of bytes.
     pub max_bytes: u64,
-    /// The agent keeps every revision that was the newest revision at some time in this window. The window ends with
-    /// the newest base.
+    /// The agent keeps every revision that was the newest revision at some time in this window. The window ends at the
+    /// time of the newest base.
     pub window: Duration,
-    /// Where segments wait if the store is slow or unavailable. `None`: only in memory.
+    /// The directory in which segments wait if the store is slow or unavailable. With `None`, segments wait only in
+    /// memory.
     pub spool: Option<Spool>,
 }
 
@@ -94,8 +95,8 @@ pub struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that records through one member of the cluster that these client URLs name. After a failure,
-    /// the agent uses the next member.
+    /// Creates an agent that records a cluster through one member. `endpoints` are client URLs of the cluster. After a
+    /// failure, the agent uses the next member.
     pub fn new(
         client: &'a EtcdClient,
         endpoints: Vec<String>,
@@ -331,8 +332,8 @@ impl<'a> Agent<'a> {
                 if is_last {
                     pending::<()>().await;
                 }
-                // A failed attempt to take the next base does not end the capture. Otherwise the agent would read no
-                // changes until the store has all segments, and would not use the spool.
+                // A failed attempt to take the next base does not end the capture. An ended capture reads no changes
+                // until the store has all segments, and does not use the spool.
                 loop {
                     self.until_renewal(renew_at, not_before).await;
                     let member = self.member().await;
@@ -363,7 +364,7 @@ impl<'a> Agent<'a> {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
                     if reason == GapReason::RevisionReset {
                         self.monitor.resets();
-                        // `next` may be older than the restored data, so a new base is taken.
+                        // The snapshot of `next` may be from before the restore of etcd's data, so a new base is taken.
                         next = None;
                     }
                     return match next {
@@ -387,7 +388,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Waits until the next base is due: at a time, or because of the size of the segments.
+    /// Waits until `not_before`, and then until `at` or until the segments of the base have reached their maximum
+    /// number or size.
     async fn until_renewal(&self, at: Instant, not_before: Instant) {
         sleep_until(not_before.into()).await;
         let max_bytes = self.settings.max_bytes;
@@ -411,7 +413,7 @@ fn is_full(size: (u64, u64), max_bytes: u64) -> bool {
 }
 
 /// The URLs that members advertise, and then the given endpoints. If all endpoints have TLS, advertised URLs without
-/// TLS are ignored, because the agent would send its password and read all data without encryption.
+/// TLS are ignored, because the agent would send its password and read all data over them without encryption.
 fn all_urls<'a>(
     advertised: impl Iterator<Item = &'a String>,
     endpoints: &'a [String],
@@ -429,7 +431,7 @@ fn error_text(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// True if the store cannot list the chain. A retry would fail again.
+/// True if the chain has too many segments for a listing. A retry would fail for the same reason.
 fn is_excessive(error: &ReadError) -> bool {
     let ReadError::Store { error, .. } = error else {
         return false;
@@ -437,13 +439,14 @@ fn is_excessive(error: &ReadError) -> bool {
     matches!(error, store::Error::Excessive { .. })
 }
 
-/// Requests etcd's revision regularly, which shows the delay of the agent. Never completes.
+/// Requests etcd's revision at regular intervals, from which the monitor calculates the delay of the agent. Never
+/// completes.
 async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
     loop {
         for endpoint in &endpoints {
             let time = now_micros();
-            // A learner, or a member without a leader, can be far behind. With its old revision, the agent would report
-            // too early that all changes are in the store.
+            // A learner, or a member without a leader, can be far behind. With the old revision of such a member, the
+            // agent would report too early that all changes are in the store.
             if let Ok(status) = client.status(endpoint).await
                 && !status.is_learner
                 && status.leader.is_some()

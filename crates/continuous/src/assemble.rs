@@ -29,7 +29,7 @@ pub struct Assembler {
     cluster_id: ClusterId,
     /// The last complete revision.
     last: i64,
-    /// The changes of the revision after `last` so far, and their size.
+    /// The changes of the revision `last + 1` that have arrived, and their size.
     open: Vec<Change>,
     size: usize,
 }
@@ -48,7 +48,8 @@ impl Assembler {
     /// The last complete revision. The watch must start with this revision, although [`Self::push`] skips its events.
     ///
     /// Reason: etcd before 3.4.34 and 3.5.16 can lose deletions in the revision at which it was compacted. A watch that
-    /// starts at the next revision could miss them. A watch from the last complete revision fails instead.
+    /// starts at the next revision could miss them. A watch that starts at the last complete revision fails after such
+    /// a compaction.
     pub fn last(&self) -> i64 {
         self.last
     }

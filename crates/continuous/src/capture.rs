@@ -26,14 +26,14 @@ const LEASES_PER_CHECK: usize = 64;
 /// If etcd sends nothing for this time, the capture requests a progress notification.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// If etcd sends nothing for this time after the request, the watch has failed.
+/// If etcd sends nothing for this time after the request for a progress notification, the watch has failed.
 const NOTIFICATION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a capture has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The caller has stopped the capture, or it has recorded the revision of [`Capture::end_at`]. The store has all
-    /// received transactions.
+    /// The caller has stopped the capture, or the capture has recorded the revision of [`Capture::end_at`]. The store
+    /// has all received transactions.
     Stopped,
     /// The chain ends with a gap, and the gap is recorded in the store. The caller must continue with a new base.
     Gap(GapReason),
@@ -59,8 +59,8 @@ pub enum CaptureError {
 /// The data that a capture records in addition to the transactions.
 #[derive(Clone, Copy, Debug)]
 pub struct Extras {
-    /// Time between two hashes of all keys, because the member reads its whole database for a hash. `None` for no
-    /// hashes.
+    /// Time between two hashes of all keys. With `None`, no hashes are recorded. For each hash, the member reads its
+    /// whole database.
     pub hash_interval: Option<Duration>,
     /// Time between two checks whether the recorded leases still exist.
     pub lease_interval: Duration,
@@ -129,7 +129,8 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// If the store is slow or unavailable, segments wait in this directory too. The monitor reports the progress.
+    /// Segments that do not fit into memory wait in the directory of `spool`. The capture reports its progress to
+    /// `monitor`.
     #[must_use]
     pub fn with_spool(self, spool: Option<Spool>, monitor: Monitor) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl<'a> Capture<'a> {
         }
     }
 
-    /// Waits, and continues to write complete segments to the store.
+    /// Waits for `time`, and uploads complete segments during this time.
     pub async fn pause(&mut self, time: Duration) {
         self.outbox.drive_during(sleep(time)).await;
     }
@@ -207,8 +208,9 @@ impl<'a> Capture<'a> {
         Ok(End::Stopped)
     }
 
-    /// Why etcd does not have the history of this chain. A watch does not detect a lower revision: etcd would wait for
-    /// the last recorded revision, and then send the next revisions of another history.
+    /// Checks that etcd has the history of this chain. Returns a reason if etcd has another cluster ID or a lower
+    /// revision. A watch does not detect a lower revision: etcd would wait until it reaches the last recorded revision,
+    /// and then send the next revisions of another history.
     async fn replaced(&mut self, member: &str) -> Result<Option<GapReason>, CaptureError> {
         let request = self.client.newest_revision(member);
         let newest = self.outbox.drive_during(request).await;
@@ -297,9 +299,9 @@ impl<'a> Capture<'a> {
         if revision == self.hashed {
             return Ok(());
         }
-        // The capture continues if `hash` fails, because a later hash also covers this revision. For example, etcd
-        // sends the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
-        // `watchable_store_txn.go`).
+        // The capture continues if `hash` fails, because a later hash also covers this revision. For example, `hash`
+        // fails if etcd has sent the events of a transaction, but does not accept reads of its revision yet (`End` in
+        // etcd's `watchable_store_txn.go`).
         let request = self.client.hash(member, revision);
         let hash = self.outbox.drive_during(request).await;
         let hash = hash.unwrap_or_else(|error| {

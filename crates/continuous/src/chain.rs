@@ -41,7 +41,7 @@ pub enum ChainFault {
 pub struct Chain {
     /// The segments of the chain in their order.
     pub segments: Vec<SegmentName>,
-    /// Segments of a concurrent recorder. The chain contains their revisions too.
+    /// Segments of concurrent recorders that are not in `segments`. The chain contains the revisions of these segments.
     pub branches: Vec<SegmentName>,
     /// The problems of the segments. The chain is usable up to its last revision.
     pub faults: Vec<ChainFault>,

@@ -22,9 +22,9 @@ pub struct CopiedPart {
     pub key: String,
     /// The content.
     pub content: Bytes,
-    /// Number of bytes of all segments so far.
+    /// Number of bytes of all segments that are copied so far.
     pub bytes: u64,
-    /// Number of bytes of all segments that are copied.
+    /// Number of bytes of all segments that the whole copy contains.
     pub total: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The SHA-256 of an object, by which an object names its predecessor in the chain. Performs no I/O.
+//! The SHA-256 of an object. A segment names its predecessor in the chain by this digest. Performs no I/O.
 
 use std::fmt;
 

@@ -1,8 +1,9 @@
 //! Encrypts the snapshots and the segments of a continuous backup, with the format of encrypted backups
 //! (docs/internals/backup-encryption.md).
 //!
-//! Names, sizes and SHA-256 of the format describe the content before the encryption. All other code therefore does not
-//! depend on the encryption. The objects that describe bases are not encrypted, so retention needs no old keys.
+//! The names of objects, and the sizes and SHA-256 in them, describe the content before the encryption. The other
+//! modules therefore do not depend on the encryption. The objects that describe bases are not encrypted, so retention
+//! needs no old keys.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -20,7 +21,7 @@ pub struct EncryptedStore<'a> {
     inner: &'a dyn Store,
     /// The key for new objects. `None` if the store is only read.
     key: Option<Key>,
-    /// `None` if the stored objects must not be encrypted.
+    /// The keys of the stored objects. With `None`, a read of an encrypted object fails.
     keys: Option<Keys>,
 }
 
@@ -34,8 +35,8 @@ impl<'a> EncryptedStore<'a> {
         }
     }
 
-    /// Only reads objects. With `keys`, the objects must be encrypted with one of these keys. Without keys, a read of
-    /// an encrypted object fails with the ID of its key.
+    /// Reads objects, and refuses to write snapshots and segments. With `keys`, the objects must be encrypted with one
+    /// of these keys. Without keys, a read of an encrypted object fails with the ID of its key.
     pub fn for_reading(inner: &'a dyn Store, keys: Option<Keys>) -> Self {
         Self {
             inner,
@@ -58,7 +59,7 @@ impl<'a> EncryptedStore<'a> {
     }
 }
 
-/// The encryption of new objects with this key, as a base describes it.
+/// The description of the encryption with this key, for a new base.
 pub fn described(key: &Key) -> BaseEncryption {
     BaseEncryption {
         format: FORMAT.to_owned(),
@@ -161,7 +162,7 @@ impl Upload for EncryptedUpload {
             Err(error) => Err(error.into()),
         };
         if let Err(error) = written {
-            // The caller gets the first error. If `abort` fails too, the store removes the upload later.
+            // The caller gets `error`, even if `abort` fails. The store then removes the upload later.
             let _ = inner.abort().await;
             return Err(error);
         }
@@ -173,7 +174,7 @@ impl Upload for EncryptedUpload {
     }
 }
 
-/// An object that is read.
+/// Decrypts the chunks of one object.
 struct Reading {
     chunks: BoxStream<'static, Result<Bytes, Error>>,
     unpacker: Unpacker,
@@ -183,7 +184,7 @@ struct Reading {
 /// The content of a stored object, in constant memory.
 ///
 /// Invariant 15: a tenant can forge an object that is compressed with a window of 128 MiB. The recorder compresses no
-/// objects as a whole, so they are not decompressed.
+/// objects as a whole, so this function decompresses nothing.
 fn decrypted(
     chunks: BoxStream<'static, Result<Bytes, Error>>,
     keys: Option<Keys>,

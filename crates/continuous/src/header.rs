@@ -103,7 +103,7 @@ impl Header {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    /// Returns the next field. The callers check the length of the data first, so the field is complete.
+    /// Returns the next field. [`Header::decode`] has checked the length of the header, so the field is complete.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut field = [0; N];
         let (now, later) = self.0.split_at(N.min(self.0.len()));

@@ -15,8 +15,8 @@ pub struct Located {
     /// The time at which the recorder received the revision, in microseconds since the epoch. This is the time of the
     /// base if nothing changed between the base and the requested time.
     pub observed: i64,
-    /// True if the chain has no later revision. Changes after it are then unknown if the recorder stopped before the
-    /// requested time.
+    /// True if the chain has no later revision. If the recorder stopped before the requested time, it did not record
+    /// the changes after `revision`.
     pub is_last: bool,
     /// The gap after the revision, if the recorder detected it at the requested time or before.
     pub gap: Option<Gap>,
@@ -56,8 +56,8 @@ pub async fn locate(
     Ok(Some((base, located)))
 }
 
-/// Finds the revision of a time in the chain of a base, whose segments are known. `start` has the revision and the time
-/// of the base.
+/// Finds the revision of a time in the chain of a base. `segments` are all segments of the chain, and `start` has the
+/// revision and the time of the base.
 pub(crate) async fn in_chain(
     store: &dyn Store,
     prefix: &str,
@@ -88,8 +88,8 @@ pub(crate) async fn in_chain(
     Ok(located)
 }
 
-/// The index of the last segment whose first transaction is at `time` or before. If there is none, the index of the
-/// first segment with transactions. A binary search is possible, because times do not decrease in a chain.
+/// The index of the last segment whose first transaction is at `time` or before. If there is no such segment, the index
+/// of the first segment with transactions. A binary search is possible, because times do not decrease in a chain.
 async fn first_segment(
     store: &dyn Store,
     prefix: &str,

@@ -5,7 +5,8 @@ use std::fmt;
 
 use crate::digest::ShortDigest;
 
-/// The directory of the objects that describe bases. It has few objects, so a list of all bases needs one request.
+/// The directory of the objects that describe bases. It contains no segments, so a list of all bases needs few
+/// requests.
 pub const BASES: &str = "bases/";
 
 /// The end of the name of an object that describes a base.

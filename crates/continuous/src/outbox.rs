@@ -29,7 +29,7 @@ const STORE_RETRY: Duration = Duration::from_millis(200);
 const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 
 /// A directory for segments that do not fit into memory. The recorder deletes the segments that an earlier process has
-/// left in it, because etcd sends their changes again.
+/// left in this directory, because etcd sends their changes again.
 #[derive(Clone, Debug)]
 pub struct Spool {
     /// The directory, which only one recorder uses.
@@ -41,7 +41,8 @@ pub struct Spool {
 /// A segment that is not in the store yet.
 struct Waiting {
     sealed: Sealed,
-    /// The file with the object. `None` if the object is in memory. `sealed` then contains an empty object.
+    /// The file that contains the object, while the object in `sealed` is empty. `None` if `sealed` contains the
+    /// object.
     file: Option<PathBuf>,
     size: u64,
     /// The time of the last record, in microseconds since the epoch.

@@ -91,13 +91,13 @@ pub enum PointError {
     /// Several clusters have this revision, because the recorded cluster was restored.
     #[error("the clusters {first} and {second} both have this revision")]
     Ambiguous {
-        /// The newest cluster with this revision, and the time of the revision.
+        /// A cluster with this revision.
         first: ClusterId,
-        /// The time of the revision in this cluster, in microseconds since the epoch.
+        /// The time of the revision in the cluster `first`, in microseconds since the epoch.
         first_time: i64,
-        /// Another cluster.
+        /// Another cluster with this revision.
         second: ClusterId,
-        /// The time of the revision in the other cluster.
+        /// The time of the revision in the cluster `second`, in microseconds since the epoch.
         second_time: i64,
     },
 }
@@ -108,7 +108,7 @@ fn texts(faults: &[ChainFault]) -> String {
 }
 
 /// Finds a point. All changes before `complete`, a time in microseconds since the epoch, are known to be in the store.
-/// With `None`, only the stored chains count. `prefix` is empty or ends with a slash.
+/// With `None`, only the stored chains prove which changes exist. `prefix` is empty or ends with a slash.
 ///
 /// With `requires_encryption`, the point must be in an encrypted chain, because another writer could have added a chain
 /// without encryption. Bases without encryption are then ignored if they are older than the oldest encrypted base: the
@@ -260,8 +260,9 @@ impl Search<'_> {
         self.moment(base, listed, listed.chain.last).await
     }
 
-    /// The base before `index` in time, if it belongs to the same cluster. Its chain continues until the recorder has
-    /// taken the next base, so it can contain later revisions than the chain of the next base.
+    /// The base that precedes the base `index` in time, if both belong to the same cluster. The chain of the preceding
+    /// base continues until the recorder has taken the next base, so this chain can contain later revisions than the
+    /// chain of the next base.
     fn previous(&self, index: usize) -> Option<&KnownBase> {
         let base = self.bases.get(index)?;
         let previous = self.bases.get(index.checked_sub(1)?)?;
@@ -293,7 +294,8 @@ impl Search<'_> {
                 faults.extend(chosen.1.chain.faults);
                 chosen = (previous, older);
             } else {
-                // The older chain may lack segments with later revisions than the newer chain contains.
+                // A missing segment of the older chain matters only if its revisions are later than those of the newer
+                // chain.
                 let is_later = |fault: &ChainFault| matches!(fault, ChainFault::Missing { next, .. } if *next > last);
                 faults.extend(older.chain.faults.into_iter().filter(is_later));
             }
@@ -392,7 +394,7 @@ impl Search<'_> {
                         time: found.observed,
                     };
                     has_gap |= found.gap.is_some();
-                    // Both chains contain the same history, and the replay from the newer base is shorter.
+                    // If both chains contain the revision, the newer base is used, because its replay is shorter.
                     if chosen.1.chain.last < at.revision {
                         chosen = (previous, older);
                     }

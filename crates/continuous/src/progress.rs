@@ -1,4 +1,5 @@
-//! The progress of an agent: what is in the store, and up to which time all changes are in the store. Performs no I/O.
+//! The progress of an agent: the newest revision in the store, and the time up to which the store has all changes.
+//! Performs no I/O.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,7 +34,7 @@ pub struct Progress {
     pub waiting_bytes: u64,
     /// The content of the store when the last base was taken, or when the agent started.
     pub held: Option<Held>,
-    /// Why the agent does not record at the moment.
+    /// The last failure. `None` after the agent has stored all changes again.
     pub problem: Option<String>,
     /// Why the agent cannot delete old bases.
     pub retention_problem: Option<String>,
@@ -146,7 +147,7 @@ impl Monitor {
     pub(crate) fn begin(&self, base: &StoredBase, last: (i64, i64), stored: (u64, u64)) {
         let mut state = self.state();
         let base = &base.base;
-        // The last requested revision is dropped if it belongs to another cluster than this chain.
+        // The revision in `probe` is dropped if it is from another cluster than this chain.
         if state.cluster_id != Some(base.cluster_id) {
             state.probe = None;
             state.progress.etcd_revision = None;
@@ -166,7 +167,8 @@ impl Monitor {
         state.settle();
     }
 
-    /// Reports a stored segment up to a revision, which the agent received at this time.
+    /// Reports that a segment is stored. `last` is its last revision, and the time at which the agent received this
+    /// revision.
     pub(crate) fn stored(&self, last: (i64, i64), bytes: u64) {
         let mut state = self.state();
         let (revision, time) = last;
@@ -189,7 +191,7 @@ impl Monitor {
         let newest = state.progress.etcd_revision.unwrap_or_default();
         state.progress.etcd_revision = Some(newest.max(revision));
         // `probe` keeps an older request until the revision in its response is in the store. If each request replaced
-        // it, the complete time would never advance in a cluster with permanent writes.
+        // the older request, the complete time would never advance in a cluster with permanent writes.
         if state.probe.is_none() {
             state.probe = Some((time, revision));
         }
@@ -256,7 +258,7 @@ mod tests {
         monitor.stored((BASE_REVISION + 2, 3_100), 10);
         assert_eq!(monitor.read().complete_time, Some(2_000));
         monitor.stored((BASE_REVISION + 4, 3_200), 10);
-        // The store does not contain the revision that was requested at 4,000 yet.
+        // The store does not contain the revision that etcd reported at the time 4,000 yet.
         assert_eq!(monitor.read().complete_time, Some(3_000));
         let progress = monitor.read();
         assert_eq!(progress.etcd_revision, Some(BASE_REVISION + 5));
@@ -270,8 +272,8 @@ mod tests {
         let monitor = begun();
         monitor.probed(ClusterId(8), 1, 2_000);
         assert_eq!(monitor.read().complete_time, None);
-        // The chain of a restored cluster begins, which has another ID and a lower revision. The request to the old
-        // cluster must not count for it.
+        // The chain of a restored cluster begins, which has another ID and a lower revision. The revision of the old
+        // cluster must not count for this chain.
         monitor.probed(CLUSTER, BASE_REVISION + 1, 2_000);
         monitor.begin(&base_of(8, 5), (5, 2_500), (0, 0));
         assert_eq!(monitor.read().complete_time, None);

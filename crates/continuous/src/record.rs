@@ -38,7 +38,7 @@ pub struct LeaseEnd {
 pub struct Hash {
     /// The revision that the hash covers.
     pub revision: i64,
-    /// The hash and its compaction revision.
+    /// The hash, and the compaction revision that etcd had at the time of the request.
     pub hash: KeyHash,
     /// The time of the request, in microseconds since the epoch.
     pub observed: i64,
@@ -103,7 +103,7 @@ pub(crate) enum Outline {
     Transaction(Moment),
     /// The end of the chain.
     Gap(Gap),
-    /// Another record.
+    /// A lease, the end of a lease, or a hash.
     Other,
 }
 

@@ -48,7 +48,7 @@ pub enum RecorderError {
         /// The last revision of the chain.
         after: i64,
     },
-    /// The segment belongs to another chain.
+    /// The segment belongs to the chain of another base.
     #[error("the last segment does not belong to this base")]
     OtherChain,
     /// The record exceeds the limit of the format.
@@ -69,7 +69,7 @@ pub struct Recorder {
     base_revision: i64,
     /// The last recorded revision.
     last: i64,
-    /// The SHA-256 of the last complete object.
+    /// The SHA-256 of the last complete segment, or of the base before the first segment.
     previous: Digest,
     /// The time of the latest record. A later record with an earlier time gets this time.
     time: i64,
@@ -132,8 +132,8 @@ impl Recorder {
         self.time
     }
 
-    /// The IDs of the leases that the transaction names, but the chain does not contain. Their records must precede the
-    /// transaction.
+    /// The IDs of the leases that the transaction names, and that this recorder has not recorded. The records of these
+    /// leases must precede the transaction.
     pub fn unknown_leases(&self, transaction: &Transaction) -> BTreeSet<i64> {
         let values = transaction
             .changes
@@ -145,7 +145,7 @@ impl Recorder {
             .collect()
     }
 
-    /// At most `count` IDs of the chain's leases that are greater than `id`, in ascending order.
+    /// At most `count` IDs of recorded leases that have not ended. The IDs are greater than `id`, in ascending order.
     pub fn leases_after(&self, id: i64, count: usize) -> Vec<i64> {
         let after = (Bound::Excluded(id), Bound::Unbounded);
         self.leases.range(after).take(count).copied().collect()
@@ -249,13 +249,14 @@ impl Recorder {
         Ok(before.into_iter().chain(self.seal()?).collect())
     }
 
-    /// The time at which the incomplete segment must be completed. `None` if there is none.
+    /// The time at which the incomplete segment must be completed. `None` if there is no incomplete segment.
     pub fn deadline(&self) -> Option<Instant> {
         let (_, since) = self.open.as_ref()?;
         Some(*since + self.limits.interval)
     }
 
-    /// Completes the incomplete segment. `None` if there is none. The caller must store the segments in order.
+    /// Completes the incomplete segment. `None` if there is no incomplete segment. The caller must store the segments
+    /// in order.
     ///
     /// # Errors
     /// Fails if the compression fails.

@@ -10,8 +10,8 @@ use crate::stored::{ReadError, base_key, bases, list, segment_key};
 /// Maximum number of concurrent deletions.
 const CONCURRENT: usize = 8;
 
-/// Deletes a base: its segments, the snapshot with this key, and then the object that describes the base. A deletion
-/// that was interrupted can therefore be repeated. The segments are deleted from the last to the first.
+/// Deletes the segments of a base from the last to the first, and the snapshot with this key. Deletes the object that
+/// describes the base last, so that an interrupted deletion can be repeated.
 ///
 /// # Errors
 /// Fails if the store fails.

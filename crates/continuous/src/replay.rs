@@ -1,5 +1,5 @@
-//! Applies the transactions of a chain to an etcd that was restored from the base. Each revision is one etcd
-//! transaction. Several transactions are in flight at a time (`replay/window.rs`).
+//! Applies the transactions of a chain to the target: an etcd that was restored from the base. Each revision is one
+//! etcd transaction. Several transactions are in flight at a time (`replay/window.rs`).
 //!
 //! etcd must listen only on localhost, so that only the replay writes to it. The replay fails if another change has
 //! used a revision.
@@ -288,7 +288,8 @@ impl Replay<'_> {
 
     async fn transaction(&mut self, transaction: Transaction) -> Result<(), ReplayError> {
         if !self.grants.is_empty() {
-            // A lease with the same ID can exist, and is revoked only if it has no keys.
+            // `grant` checks whether an existing lease with the same ID has keys. Transactions in flight could change
+            // its keys.
             self.drain().await?;
             for lease in std::mem::take(&mut self.grants) {
                 let granted = self.target.grant(lease).await;
@@ -347,7 +348,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Checks that the target is still at the last revision.
+    /// Waits for all transactions, and checks that the target has exactly the revision of the last transaction.
     async fn finish(mut self) -> Result<Report, ReplayError> {
         self.drain().await?;
         let expected = self.report.revision;

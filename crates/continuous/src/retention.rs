@@ -9,20 +9,21 @@ use crate::progress::{Held, Missing, Monitor};
 use crate::removal::{discard_uploads, remove_base};
 use crate::stored::{ReadError, base_key, bases, chain, read_base};
 
-/// At most this number of bases is deleted for each new base. A wrong clock can therefore delete only a few bases
-/// before it is noticed.
+/// At most this number of bases is deleted for each new base. This limits the loss that a wrong clock causes until it
+/// is corrected.
 const MAX_REMOVED: usize = 2;
 
-/// If the clock of the recorder and the clock of the store differ by more, no base is deleted.
+/// If the clock of the recorder and the clock of the store differ by more than this number of seconds, no base is
+/// deleted.
 const MAX_CLOCK_SKEW: i64 = 300;
 
 const MICROS: i64 = 1_000_000;
 
-/// Number of bases, from the oldest, that no time in the window needs. `created` contains the times of all bases in
-/// ascending order, in microseconds since the epoch.
+/// Number of the oldest bases, at most [`MAX_REMOVED`], that a restore to a time in the window does not need. `created`
+/// contains the times of all bases in ascending order, in microseconds since the epoch.
 ///
 /// Invariant 37: the newest base at or before the beginning of the window stays, and so do all later bases. The window
-/// ends with the newest base, so the clock of the reader does not matter.
+/// ends at the time of the newest base, so the clock of this process does not matter.
 fn surplus(created: &[i64], window: Duration) -> usize {
     let window = i64::try_from(window.as_micros()).unwrap_or(i64::MAX);
     let newest = created.last().copied().unwrap_or_default();
@@ -37,14 +38,14 @@ fn surplus(created: &[i64], window: Duration) -> usize {
 /// contains the revisions between the two bases, so there is no gap.
 fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
     let mut found = Vec::new();
-    // The last revision of all chains so far that have the same cluster ID.
+    // The highest revision of the chains so far that have the same cluster ID.
     let mut reached = 0;
     let pairs = bases.iter().zip(bases.iter().skip(1)).zip(last);
     for ((one, next), last) in pairs {
         let (one, next) = (&one.base, &next.base);
         let cluster_changed = one.cluster_id != next.cluster_id;
         reached = (*last).max(reached);
-        // The base itself contains its revision.
+        // The next base contains its own revision, so only earlier revisions can be missing.
         if cluster_changed || reached + 1 < next.revision {
             found.push(Missing {
                 after: reached,
@@ -75,8 +76,9 @@ async fn clocks_agree(
     Ok(modified.is_none_or(|time| (time - created).abs() <= MAX_CLOCK_SKEW))
 }
 
-/// Deletes the bases that no time in the window needs, and the uploads that an earlier process has left. Reports the
-/// content of the store. `since` is the time at which this process started, in seconds since the epoch.
+/// Deletes the bases that a restore to a time in the window does not need, and the uploads that an earlier process has
+/// left. Reports the content of the store. `since` is the time at which this process started, in seconds since the
+/// epoch.
 pub(crate) async fn tidy(
     store: &dyn Store,
     prefix: &str,

@@ -87,7 +87,8 @@ impl SegmentBuilder {
             || (self.records < MAX_RECORDS && self.body.saturating_add(length) <= limit)
     }
 
-    /// Adds an encoded record. `revision` is the revision of a transaction. `None` for other records.
+    /// Adds an encoded record. `revision` is the revision of a transaction, or `None` if the record is not a
+    /// transaction.
     pub(crate) fn push(&mut self, message: &[u8], revision: Option<i64>) -> io::Result<()> {
         let length = u32::try_from(message.len())
             .map_err(|_| io::Error::other("the record exceeds 4 GiB"))?;

@@ -52,8 +52,8 @@ pub async fn take_base(
     take_described_base(client, member, (store, None), prefix).await
 }
 
-/// Takes a base as [`take_base`] does. The base has this description of the encryption with which `store` encrypts its
-/// objects. `None` if `store` does not encrypt.
+/// Takes a base as [`take_base`] does. The base contains `encryption`, the description of the encryption of `store`.
+/// `encryption` is `None` if `store` does not encrypt its objects.
 pub(crate) async fn take_described_base(
     client: &EtcdClient,
     member: &str,
@@ -88,7 +88,7 @@ pub(crate) async fn take_described_base(
     let base = match complete(client, member, upload, base).await {
         Ok(base) => base,
         Err(error) => {
-            // No base names this snapshot. If the deletion fails too, the caller still gets the first error.
+            // No base names this snapshot. The caller gets the error of `complete`, even if the deletion fails.
             let _ = store.delete(&key).await;
             return Err(error);
         }

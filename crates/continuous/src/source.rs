@@ -6,7 +6,7 @@ use etcd::{ClusterId, Error, Etcd, EtcdClient, KeyHash, LeaseTtl, Watch, WatchBa
 /// An etcd cluster whose changes are recorded. The methods are those of [`EtcdClient`].
 #[async_trait]
 pub trait Source: Send + Sync {
-    /// Watches all keys from `start_revision`, through one member. etcd sends the events of this revision too.
+    /// Watches all keys from `start_revision`, through one member. The watch includes the events of `start_revision`.
     async fn watch(&self, member: &str, start_revision: i64) -> Result<Box<dyn Changes>, Error>;
     /// Returns the ID of the cluster and its newest revision, by a linearizable read.
     async fn newest_revision(&self, member: &str) -> Result<(ClusterId, i64), Error>;

@@ -199,7 +199,7 @@ pub async fn read_base(
     }
 }
 
-/// Reads a base as [`read_base`] does. Fails if its snapshot is not under `prefix`.
+/// Reads a base as [`read_base`] does. Fails if the snapshot of the base is not under `prefix`.
 pub(crate) async fn read_own_base(
     store: &dyn Store,
     prefix: &str,
@@ -331,7 +331,7 @@ pub(crate) async fn read_segment(
 /// Reads the times of one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify
 /// that it continues the preceding segment.
 ///
-/// Invariant 15: the memory is limited, also for a forged segment ([`Scanner`]).
+/// Invariant 15: the memory is limited, even for a forged segment ([`Scanner`]).
 pub(crate) async fn read_times(
     store: &dyn Store,
     prefix: &str,

@@ -133,7 +133,7 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
         return Error::MemberNotFound;
     }
     // etcd computes a member ID from the peer URLs and the current second. "member ID already exist" therefore also
-    // means that the peer URLs exist: another member with them was added in the same second.
+    // means that the peer URLs exist: another member with these URLs was added in the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }

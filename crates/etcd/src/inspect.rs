@@ -41,8 +41,8 @@ pub struct Inspected {
     pub trailer: bool,
     /// The newest revision in the snapshot, as `etcdutl snapshot status` reports it.
     pub revision: i64,
-    /// The compaction revision, 0 if the store was never compacted. If the newest keys were deleted and compacted, it
-    /// is greater than `revision`, and etcd continues from it.
+    /// The compaction revision, 0 if the store was never compacted. If the newest keys were deleted and compacted,
+    /// `compacted` is greater than `revision`, and etcd continues from `compacted`.
     pub compacted: i64,
 }
 
@@ -162,7 +162,7 @@ impl Inspector {
     }
 }
 
-/// A revision key in the overflow pages of a page. It arrives after the page.
+/// A revision key that is in the overflow pages of a page, and therefore arrives after the page.
 struct Pending {
     page: u64,
     /// Offset of the key from the start of the file.
@@ -310,7 +310,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // If the bucket has no page of its own, bbolt has stored it inside the root page, so its revision is in
+            // Without `key_root`, bbolt has stored the bucket inside the root page, so the bucket's revision is in
             // `buckets`.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,

@@ -17,8 +17,8 @@ const MAX_URL: usize = 2_048;
 /// Maximum number of members to which one call is sent.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 
-/// Maximum size in bytes of a response, except a snapshot or a watch. The largest response is a member list with a few
-/// KiB. A hostile list of empty members takes 45 times its size in memory, for each open call.
+/// Maximum size in bytes of a response, except a snapshot or a watch. The largest response of a real member is a member
+/// list with a few KiB. A hostile list of empty members takes 45 times its size in memory, for each open call.
 pub(crate) const MAX_ANSWER: usize = 32 << 10;
 
 /// Maximum size of a snapshot in bytes. etcd recommends a quota of at most 8 GiB for a database.

@@ -112,7 +112,7 @@ pub(crate) struct Session {
     found: Mutex<State>,
     /// Locked during a login, so that concurrent calls share one login.
     login_lock: tokio::sync::Mutex<()>,
-    /// Number of passwords that etcd has rejected so far.
+    /// Number of passwords that etcd rejected before a login timed out. The next login skips them ([`log_in`]).
     pub(crate) rejected: AtomicUsize,
     /// The members of the last call. The client may request a token from each of them.
     members: Mutex<Vec<String>>,
@@ -298,8 +298,8 @@ impl Session {
         (known.suspect.presented, known.suspect.suspended) = (None, None);
     }
 
-    /// Returns the current login, unless its number is `stale`. Otherwise logs in at `endpoint`, and then at the other
-    /// members.
+    /// Returns the current login, unless its number is `stale`. If no login is usable, logs in at `endpoint`, and then
+    /// at the other members.
     pub(crate) async fn ensure<A, F>(
         &self,
         endpoint: &str,

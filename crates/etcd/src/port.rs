@@ -274,7 +274,8 @@ pub trait Etcd: Send + Sync {
     /// member responds even without a quorum. While it computes the hash, it applies no entries.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
     /// Returns the number of one member's keys at a revision. `None` if the member has compacted this revision. The
-    /// member responds even without a quorum. It counts in memory, and delays writes by about 0.1 s per million keys.
+    /// member responds even without a quorum. The member counts in memory, and delays writes by about 0.1 s per million
+    /// keys.
     async fn key_count(&self, member: &str, revision: i64) -> Result<Option<i64>, Error>;
 }
 

@@ -22,7 +22,7 @@ const QUICK: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Long deadlines for all other tests, because a busy machine needs more time.
+/// Long deadlines for the tests that do not need `QUICK`, because a busy machine needs more time.
 const PATIENT: Deadlines = Deadlines {
     connect: Duration::from_secs(30),
     status: Duration::from_secs(30),
@@ -139,7 +139,8 @@ async fn invariant_21_auth_is_enabled_and_disabled_on_every_minor() {
     }
 }
 
-/// Invariant 21: after a crash in any step, the next attempt enables authentication with the current password.
+/// Invariant 21: if an earlier attempt has ended after some steps, the next attempt enables authentication with the
+/// current password.
 #[tokio::test]
 async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;

@@ -77,7 +77,8 @@ async fn member_list_of_hostile_etcd_is_accepted_at_limit() {
     );
 }
 
-/// The hostile member announces a message of 3 MiB, which the client library would accept without the limit.
+/// The hostile member announces a message of 3 MiB. Without the limit of 32 KiB, the client library would accept the
+/// message.
 #[tokio::test]
 async fn long_responses_of_hostile_etcd_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
@@ -156,7 +157,8 @@ async fn failing_call_is_sent_to_limited_number_of_members() {
     }
 }
 
-/// Sends `piece` to each client forever, with `pause` between two pieces. Counts the bytes that were sent.
+/// Sends copies of `piece` to the first client until the client closes the connection, with `pause` after each copy.
+/// Returns the address of the server, and the number of sent bytes.
 async fn metrics(piece: &'static [u8], pause: Duration) -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -30,8 +30,8 @@ const PATIENT: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// A proxy in front of one member. For the methods in `lost`, it forwards the call and then closes the connection
-/// without an answer. It rejects the calls of the methods in `unhealthy`.
+/// A proxy in front of one member. For the methods in `lost`, the proxy forwards the call and then closes the
+/// connection without an answer. The proxy rejects the calls of the methods in `unhealthy`.
 struct Proxy {
     url: String,
     state: Arc<State>,
@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, which looks like a cluster of two members. The client calls `first` before `second`,
-/// because `first` has already answered a call.
+/// One member behind two proxies, which looks like a cluster of two members. A new client calls `first` before
+/// `second`, because `via` lists `first` before `second`.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,
@@ -221,14 +221,14 @@ async fn membership_changes_are_not_repeated_after_lost_answers() {
         let url = peer();
         let added = client.add_member(&via, &url, true).await;
         pair.assert_sent_once(added, "MemberAdd");
-        // The member exists, although the client got no answer.
+        // The learner is in the member list, although the client got no answer.
         let list = client.members(&direct).await.unwrap().members;
         let learner = list.iter().find(|one| one.peer_urls == url).unwrap().id;
         assert_eq!(list.len(), 2, "{minor}");
 
         let promoted = client.promote_member(&via, learner).await;
-        // etcd rejects the promotion, because the learner has not started. The proxy drops this answer too, so the
-        // client must not repeat the call.
+        // etcd rejects the promotion, because the learner has not started. The proxy drops the rejection, so the client
+        // gets no answer, and must not repeat the call.
         pair.assert_sent_once(promoted, "MemberPromote");
         let next = peer();
         let updated = client.update_member(&via, learner, &next).await;

@@ -1,4 +1,4 @@
-//! Tests of the client with real etcd processes: membership, deadlines, unknown state and rejections.
+//! Tests of the client with real etcd processes: membership, deadlines, unknown member lists and rejections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ async fn client_reads_members_and_status_on_every_minor() {
     }
 }
 
-/// Without TLS, etcd also serves its metrics on the client port.
+/// The test reads the metrics on the client port, where etcd serves them if the port has no TLS.
 #[tokio::test]
 async fn health_listener_reports_same_data_as_status_call() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -183,8 +183,8 @@ async fn learner_becomes_voter_and_leader_and_invalid_changes_fail() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner rejects the linearizable read before the request for the member list, so the client must call the
-    // next member.
+    // A learner rejects the linearizable read that precedes the request for the member list, so the client must call
+    // the next member.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
     // The second promotion must succeed too, although the member is already a voter.
@@ -201,7 +201,8 @@ async fn learner_becomes_voter_and_leader_and_invalid_changes_fail() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // On a busy machine, the transfer may exceed its deadline. The loop below waits for the new leader.
+    // On a busy machine, the transfer of the leadership may exceed its deadline. The loop below waits for the new
+    // leader.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }

@@ -41,8 +41,8 @@ async fn restored_data_is_read_without_login() {
         let (peer, metrics) = (host(&process.peer_url), host(&url));
         let found = served(&peer, &metrics, 3, LIMIT).await.unwrap();
         assert_eq!((found.revision, found.keys), (4, Some(2)), "{minor}");
-        // `served` must return the hash at the requested revision, because the operator compares it with the hash in
-        // the manifest of a backup.
+        // `served` must return the hash at the requested revision, because the operator compares this hash with the
+        // hash in the manifest of a backup.
         assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
         assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
         // `key_count` must return the number of keys at the given revision, because the manifest of a backup contains

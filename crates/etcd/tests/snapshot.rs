@@ -1,4 +1,4 @@
-//! Tests of the inspector with real databases. It must find the same revisions as `etcdutl snapshot status`.
+//! Tests of the inspector with real databases. The inspector must find the same revisions as `etcdutl snapshot status`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -293,14 +293,14 @@ async fn inspection_of_damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // The checksum at the end is removed, because the inspector would otherwise reject every damaged file before it
+    // The checksum at the end is removed, because with a checksum, the inspector rejects every damaged file before it
     // parses the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // If `round` is even, the damage is only in page headers.
+            // If `round` is even, the damage is only in the first 64 bytes of pages, which contain the headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };

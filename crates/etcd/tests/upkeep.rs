@@ -1,4 +1,5 @@
-//! Tests of the client with real etcd processes: the repair of a full database, alarms, and the preparation for 3.7.
+//! Tests of the client with real etcd processes: the repair of a full database, alarms, and the preparation for etcd
+//! 3.7.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};

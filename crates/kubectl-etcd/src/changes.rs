@@ -1,5 +1,5 @@
-//! Functions that commands with changes share: they detect GitOps tools, and describe the progress of a change.
-//! Performs no I/O.
+//! Functions for all commands that change objects: they detect GitOps tools, and describe the progress of a change.
+//! They perform no I/O.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, find, is_true};
@@ -34,7 +34,7 @@ pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
 }
 
 /// The error if the operator would not apply a change now, because the cluster is paused or a restore is running.
-/// Otherwise `None`.
+/// `None` if the operator would apply it.
 pub fn blocked(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if cluster.spec.paused {
@@ -81,8 +81,8 @@ pub fn progress(cluster: &EtcdCluster) -> String {
     text
 }
 
-/// Returns `Done` if the cluster matches its spec and `also` returns true, `Failed` if a user must act, and otherwise
-/// `Waiting`.
+/// Returns `Done` if the cluster matches its spec and `also` returns true, `Failed` if a user must act, and `Waiting`
+/// in all other cases.
 pub fn look(cluster: &EtcdCluster, also: impl Fn(&EtcdCluster) -> bool) -> Look {
     let conditions = cluster.conditions();
     if !is_observed(cluster) {

@@ -32,7 +32,7 @@ use crate::error::Result;
 /// Runs the subcommand, and returns the exit code of the program.
 ///
 /// # Errors
-/// Fails with an error that names the object and the remedy.
+/// Fails if the command fails. The error names the object and the remedy.
 pub async fn run(cli: Cli) -> Result<u8> {
     if let Command::Completion(args) = &cli.command {
         // The script completes the command `kubectl-etcd` in a shell, but not `kubectl etcd`: for a plugin, kubectl

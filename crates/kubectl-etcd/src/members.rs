@@ -70,8 +70,8 @@ fn is_voter(pod: &Pod) -> bool {
     role != names::ROLE_LEARNER
 }
 
-/// Chooses the pod in which a command runs: the pod of `member`, or else the best pod with a running etcd container.
-/// Ready pods come first, and of these, voters come before learners.
+/// Chooses the pod in which a command runs: the pod of `member`. If `member` is `None`, chooses among the pods with a
+/// running etcd container: first a ready voter, then a ready learner, then a pod that is not ready.
 ///
 /// # Errors
 /// Fails if the named member has no pod, or if no etcd container runs.

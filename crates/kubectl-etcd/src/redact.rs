@@ -72,7 +72,7 @@ pub fn line(text: &str) -> String {
     }
 }
 
-/// Removes the user and the password of each URL, which are between `://` and `@`.
+/// Removes the user and the password of each URL: the text between `://` and `@`.
 fn url_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut result = parts.next().unwrap_or_default().to_owned();

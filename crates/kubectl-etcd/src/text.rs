@@ -141,8 +141,8 @@ impl Table {
     }
 }
 
-/// A duration in one unit, such as `45s`, `12m`, `5h` or `3d`. A unit is used from two of it on: 90 minutes are `90m`,
-/// and two hours are `2h`.
+/// A duration in one unit, such as `45s`, `12m`, `5h` or `3d`. The unit is the largest unit of which the duration has
+/// at least two: 90 minutes are `90m`, and two hours are `2h`.
 pub fn duration(seconds: i64) -> String {
     match seconds.max(0) {
         seconds @ 0..120 => format!("{seconds}s"),

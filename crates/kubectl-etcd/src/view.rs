@@ -138,7 +138,8 @@ pub struct CertificateView {
     pub key: Option<String>,
     /// Time at which the certificate expires.
     pub not_after: Timestamp,
-    /// The remaining time, if the operator warns that the certificate expires soon. Otherwise `None`.
+    /// The time until the certificate expires, if the operator warns that it expires soon. `None` without such a
+    /// warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }

@@ -21,7 +21,7 @@ const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// The reason why a text is not a certificate. It contains no part of the text (invariant 14).
+/// The reason why a text is not a certificate. The reason contains no part of the text (invariant 14).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The text has no PEM block of type CERTIFICATE.

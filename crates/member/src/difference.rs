@@ -1,9 +1,9 @@
-//! Compares a running pod with the spec. Labels, annotations, CPU and memory change in place, the last two through the
-//! subresource `resize`. Every other change requires a new pod.
+//! Compares a running pod with the spec. Labels, annotations, CPU and memory change in place. CPU and memory change
+//! through the subresource `resize`. Every other change requires a new pod.
 //!
 //! The annotations of a pod record its spec: a hash of the fields that require a new pod ([`spec_hash`]), and the
 //! values of the fields that change in place. This module compares the recorded values with the spec, and not a built
-//! pod with the running pod. It therefore ignores:
+//! pod with the running pod. The comparison therefore ignores:
 //! - values that the API server, a webhook or the kubelet has set,
 //! - differences between pods of two operator releases,
 //! - the flags of the first start of a member.
@@ -28,13 +28,13 @@ pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said"
 /// Annotation with the CPU and memory of a resize that the API server has rejected for this pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
-/// The differences between a pod and the spec. Each field stands for another kind of change.
+/// The differences between a pod and the spec. Each field is one kind of change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Labels and annotations to change in place, without a restart.
     pub metadata: Option<MetadataPatch>,
-    /// CPU and memory to change in place. The API server or the node may reject this. `None` if [`Difference::pod`] is
-    /// set.
+    /// CPU and memory to change in place. The API server or the node may reject this change. `None` if
+    /// [`Difference::pod`] is set.
     pub resources: Option<ResourcesPatch>,
     /// The reason why the pod must be replaced. `None` if it can stay.
     pub pod: Option<String>,
@@ -72,9 +72,9 @@ pub struct Resizing {
 pub struct ResourcesPatch {
     /// The patch for `resources` of the etcd container. `null` deletes a value.
     pub resources: Value,
-    /// The annotations after the API server has accepted the resize.
+    /// The annotations to set after the API server has accepted the resize.
     pub taken: BTreeMap<String, Option<String>>,
-    /// The annotations after the API server has rejected the resize.
+    /// The annotations to set after the API server has rejected the resize.
     pub refused: BTreeMap<String, Option<String>>,
 }
 
@@ -138,7 +138,8 @@ pub struct Notes {
 
 impl Notes {
     /// Reads the annotations of a pod. A webhook may replace the registry in the container, so the annotation contains
-    /// the requested image. If the tags or the digests differ, a user has changed the annotation, and it is ignored.
+    /// the requested image. If the annotation and the container have different tags or digests, a user has changed the
+    /// annotation, and it is ignored.
     ///
     /// If the requested image has a digest, its tag has no effect, so the version is the version in the annotation.
     pub fn of(pod: &Pod) -> Self {

@@ -13,7 +13,7 @@ use super::{Member, Members, Start, initial_cluster_of_names};
 /// Maximum number of learners in etcd 3.6 and later. It equals the size of the largest cluster, and never changes,
 /// because a change would restart every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The environment variable for [`MAX_LEARNERS`]. etcd reads all flags from variables too.
+/// The environment variable for [`MAX_LEARNERS`]. etcd can read each flag from a variable.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
 /// The arguments of the etcd container, without the program.
@@ -45,8 +45,8 @@ pub fn snapshot_count(container: &Container) -> Option<u64> {
     etcd_option(container, "snapshot-count")?.parse().ok()
 }
 
-/// The value of an etcd option, from its flag or its variable. A flag has priority over its variable, and the last
-/// flag over earlier ones. The flag and its value may be separate arguments.
+/// The value of an etcd option, from its flag or its variable. A flag has priority over its variable, and the last flag
+/// has priority over earlier flags. The flag and its value may be separate arguments.
 pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let command = container.command.iter().chain(&container.args).flatten();
     let words: Vec<&str> = command.map(String::as_str).collect();
@@ -125,8 +125,8 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
-/// True if etcd of this version knows a variable of the environment that the operator sets in pods with TLS. Every other
-/// name counts as known. etcd ignores an unknown variable.
+/// True if etcd of this version knows the environment variable `name`. Every name counts as known, except the two
+/// variables for reverse DNS in pods with TLS. etcd ignores an unknown variable.
 pub fn knows_variable(version: &EtcdVersion, name: &str) -> bool {
     match name {
         SKIP_REVERSE_DNS => version.has_stable_flag_names(),
@@ -245,7 +245,7 @@ mod tests {
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
-    /// For an unspecified IPv4 address, Go listens on both IP families, and without IPv4 only on IPv6
+    /// For the address 0.0.0.0, Go listens on both IP families, or only on IPv6 if the host has no IPv4
     /// (`favoriteAddrFamily` in `net`). Members advertise host names, so the arguments work with IPv4, IPv6 and dual
     /// stack.
     #[test]

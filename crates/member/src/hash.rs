@@ -101,7 +101,8 @@ mod tests {
             "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"},"limits":{"memory":"1Gi"}},
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
-    /// A change of these hashes would restart the members of all clusters. Use a new version number instead.
+    /// A change of these hashes would restart the members of all clusters. A release that hashes other fields must use
+    /// a new version number (`FORM`).
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");

@@ -13,7 +13,7 @@ pub struct Changed {
     pub from: String,
     /// Number of restarts of the container at the time of the change.
     pub restarts: i32,
-    /// True if etcd of the previous version had already failed to read the data.
+    /// True if etcd of the previous version had failed to read the data before the change.
     pub unreadable: bool,
     /// The image before the change. `None` if neither the old nor the new image has a digest.
     pub image: Option<String>,
@@ -143,7 +143,7 @@ mod tests {
             let parts = [image, problem, remedy, text];
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         }
-        // The pod can still have an image with a tag after `spec.image` was set.
+        // A pod that was created before a user set `spec.image` has an image with a tag.
         for image in ["registry.local/etcd@sha256:ab", image] {
             let pinned = pull_problem(image, "spec.image", "not found");
             let remedy = "correct spec.version or spec.image (";

@@ -1,7 +1,7 @@
 //! Builds the Kubernetes objects of a cluster: Services, PersistentVolumeClaims, pods, PodDisruptionBudget and
-//! NetworkPolicy. Also checks the certificates of members, and builds the objects of certificates from cert-manager.
+//! NetworkPolicy. It also checks the certificates of members, and builds the objects of certificates from cert-manager.
 //!
-//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both use it,
+//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator use this crate,
 //! so the first member of a restored cluster (the seed) is like any other member.
 
 use api::EtcdCluster;
@@ -178,10 +178,10 @@ impl Role {
 /// The flags `--initial-cluster` and `--initial-cluster-state` of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// State `new` with all first members. Only the members of the bootstrap in the status start like this (invariant
-    /// 6). If the volume contains data, etcd ignores the flags.
+    /// State `new` with all first members. Only the members of the bootstrap in the status start with this state
+    /// (invariant 6). If the volume contains data, etcd ignores the flags.
     Bootstrap {
-        /// The names of all first members, including this one.
+        /// The names of all first members, including this member.
         members: Vec<String>,
     },
     /// State `existing` for a member that has never run, with the [`initial_cluster`] from the member list that etcd
@@ -190,8 +190,8 @@ pub enum Start {
         /// `name=peer-url,...` of all members, including this member.
         initial_cluster: String,
     },
-    /// State `existing` for a member that has run before, with only this member in the list. With data, etcd ignores
-    /// the list. Without data, etcd fails to start, because it finds no other member (invariant 6).
+    /// State `existing` for a member that has run before, with only this member in `--initial-cluster`. With data, etcd
+    /// ignores this flag. Without data, etcd fails to start, because it finds no other member (invariant 6).
     OnDisk,
 }
 

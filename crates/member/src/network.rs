@@ -1,5 +1,5 @@
 //! The NetworkPolicy of a cluster, which restricts the connections to its members. Some network plugins do not enforce
-//! it.
+//! NetworkPolicies.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,8 @@ const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// The time that a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 /// Default time between SIGTERM and SIGKILL in seconds. etcd transfers its leadership in less than a second. Without
-/// SIGKILL, a leader whose successor has ended would wait 7 s, or 14 s with connected clients (ADR 37).
+/// SIGKILL, a leader that transfers its leadership to an ended member would wait 7 s, or 14 s with connected clients
+/// (ADR 37).
 const GRACE_PERIOD_SECONDS: i64 = 2;
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -114,8 +115,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     }
 }
 
-/// The grace period in the spec, or else [`GRACE_PERIOD_SECONDS`]. `None` is the default of Kubernetes, for pods with
-/// sidecars or init containers of the user, which may need longer to stop.
+/// The grace period in the spec. By default, it is [`GRACE_PERIOD_SECONDS`]. For pods with sidecars or init containers
+/// of the user, which may need longer to stop, it is `None`, the default of Kubernetes.
 fn grace_period_seconds(policy: &PodPolicy) -> Option<i64> {
     let only_etcd = policy.sidecars.is_empty() && policy.init_containers.is_empty();
     let default = only_etcd.then_some(GRACE_PERIOD_SECONDS);
@@ -156,11 +157,12 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The environment of the etcd container. Settings that some releases lack are variables, because the image of a running
-/// pod may change to such a release. etcd only logs an unknown variable, but does not start with an unknown flag.
+/// The environment of the etcd container. Settings that some releases lack are variables, because the image of a
+/// running pod may change to a release without the setting. etcd only logs an unknown variable, but does not start with
+/// an unknown flag.
 ///
-/// A variable of the operator is left out if the user sets it, because etcd does not start with a variable and a flag of
-/// one name (`verifyEnv` in `pkg/flags`).
+/// A variable of the operator is left out if the user sets the variable or its flag, because etcd does not start with a
+/// variable and a flag of the same name (`verifyEnv` in `pkg/flags`).
 fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String]) -> Vec<EnvVar> {
     let none = PodPolicy::default();
     let policy = members.spec.pod.as_ref().unwrap_or(&none);
@@ -185,7 +187,7 @@ fn environment(members: &Members<'_>, member: &Member<'_>, arguments: &[String])
 /// True if a variable in `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:
 /// - Variables of flags that the operator sets. Validation rejects them now, but older objects may contain them. For
 ///   example, `ETCD_FORCE_NEW_CLUSTER` can destroy a cluster.
-/// - Variables whose flag is on the command line, because etcd does not start with both (`verifyEnv` in `pkg/flags`).
+/// - Variables whose flag is on the command line, because etcd does not start with a flag and its variable.
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     refused_variable(variable).is_none() && !has_flag_of(variable, arguments)
 }
@@ -290,7 +292,7 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity in the spec. By default, members prefer different nodes, and with `antiAffinity` of v1beta2, they
+/// The affinity in the spec. By default, members prefer different nodes. With `antiAffinity: true` of v1beta2, they
 /// require different nodes.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {

@@ -1,9 +1,9 @@
 //! The pod of a seed: the first member of a new cluster, which starts from a snapshot. The restore operator creates a
-//! seed from a backup, and the cluster operator from the remaining member after the loss of a quorum.
+//! seed from a backup, and the cluster operator from a surviving member after the loss of a quorum.
 //!
 //! An additional init container fetches the snapshot, and copies the program `etcd-restore-operator` to a shared
-//! volume. The etcd container runs this program (crate `restore`). It creates the data directory with the tool in the
-//! etcd image, unless the directory exists, and then executes etcd (exec).
+//! volume. The etcd container runs this program (crate `restore`). The program creates the data directory with the tool
+//! in the etcd image, unless the directory exists, and then executes etcd (exec).
 //!
 //! A second init container for the data directory would delay the start by up to a second, because the kubelet detects
 //! the end of a container late. This module performs no I/O.
@@ -28,7 +28,7 @@ pub use store::{ENCRYPTION, REPLAY_REVISION, SHA256, SOURCE};
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
 
-/// The mount path of the shared volume. Validation rejects mounts of users below it.
+/// The mount path of the shared volume. Validation rejects mounts of users below this path.
 const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
 pub(crate) const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
@@ -79,7 +79,7 @@ impl Source {
         }
     }
 
-    /// Adds the client certificate for the member. Only the init container mounts it.
+    /// Adds the client certificate for the member. Only the init container mounts the certificate.
     #[must_use]
     pub fn with_identity(mut self, secret: &str) -> Self {
         let name = "seed-client-tls";
@@ -159,8 +159,8 @@ pub struct Origin {
     pub replayed_revision: Option<i64>,
 }
 
-/// The settings for the data directory of a seed, which are the first argument of `seed start`, as JSON. The other
-/// arguments are the command of etcd.
+/// The settings for the data directory of a seed, which are the first argument of `seed start`, as JSON. The arguments
+/// after it are the command of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataDirectorySettings {
@@ -199,7 +199,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// Parses a termination message. `None` if it is not from this program.
+    /// Parses a termination message. `None` if the message is not from this program.
     pub fn read(message: &str) -> Option<Self> {
         serde_json::from_str(message).ok()
     }
@@ -316,8 +316,8 @@ pub(crate) fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed of a restore. It depends only on the UID of the EtcdRestore, so every operator process uses
-/// the same name.
+/// The name of the seed of a restore. It depends only on the cluster name and the UID of the EtcdRestore, so every
+/// operator process uses the same name.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];

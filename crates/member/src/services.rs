@@ -42,9 +42,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// Removes the second peer port from a Service before it is created. The API server counts the creation as another
-/// field manager, so a later apply could not remove the port. The port exists only while TLS between members is
-/// switched on or off.
+/// Removes the second peer port from a Service before it is created. The API server counts the creation and a later
+/// apply as two field managers, so the apply could not remove the port. The port exists only while TLS between members
+/// is switched on or off.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -55,9 +55,9 @@ pub fn without_second_port(mut service: Service) -> Service {
 
 /// True if the Service of a member has no endpoints yet.
 ///
-/// A first member that starts asks the other first members whether they have formed the cluster
-/// (`isMemberBootstrapped` in etcd), with a timeout of one second. Members that are starting accept the connection,
-/// but do not answer. Without endpoints, the request fails at once instead of after the timeout.
+/// A first member that starts asks the other first members whether they have formed the cluster (`isMemberBootstrapped`
+/// in etcd), with a timeout of one second. Members that are starting accept the connection, but do not answer. Without
+/// endpoints, the request fails at once, and not only after the timeout.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -129,7 +129,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// True if the existing client Service was built for the same `spec.services.client`. Otherwise it may contain
+/// True if the existing client Service was built for the same `spec.services.client`. If not, the Service may contain
 /// settings that were removed from the spec.
 #[must_use]
 pub fn has_same_policy(built: &Service, existing: &Service) -> bool {

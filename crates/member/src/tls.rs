@@ -30,8 +30,8 @@ pub struct Slot {
     pub found: Result<Material, Fault>,
 }
 
-/// The TLS Secrets of a cluster. All are `None` without TLS. Secrets of generated member certificates are not
-/// included, because each member has its own.
+/// The TLS Secrets of a cluster. All are `None` without TLS. Secrets of generated member certificates are not included,
+/// because each member has its own Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
     /// Certificate for connections between members.
@@ -64,8 +64,8 @@ impl ClusterTls {
         check::faults(self, addresses, now)
     }
 
-    /// All faults for running members, which trust the authorities that they have started with. Leaves out Secrets
-    /// that already have a fault in `own`.
+    /// All faults for running members, which trust the authorities that they have started with. Leaves out Secrets that
+    /// have a fault in `own`.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -126,8 +126,8 @@ impl ClusterTls {
     }
 
     /// Adds data from the Secrets to a spec: the names of the keys, and `memberAddress` if the spec does not set it.
-    /// Running members keep their address format (`running`). Otherwise the format is `Pod` if the certificates are
-    /// valid only for that format, and else `Service`.
+    /// Running members keep their address format (`running`). Without running members, the format is `Pod` if the
+    /// certificates are valid only for `Pod`. In all other cases, the format is `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,
@@ -164,8 +164,8 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // `Service` is the default and is not written to the spec, so that specs with and without it build equal
-        // objects.
+        // `Service` is the default and is not written to the spec, so that specs with and without this field build
+        // equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

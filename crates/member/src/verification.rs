@@ -1,7 +1,7 @@
 //! The pod of a verification, which proves that a backup can be restored. Performs no I/O.
 //!
-//! The pod fetches and restores the backup with the programs of a seed. Then etcd serves the data on localhost, and
-//! the container `verify` compares it with the manifest and reports the result. etcd runs until the operator deletes
+//! The pod fetches and restores the backup with the programs of a seed. Then etcd serves the data on localhost, and the
+//! container `verify` compares the data with the manifest and reports the result. etcd runs until the operator deletes
 //! the pod.
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub const VERIFY: &str = "verify";
 pub const PEER: &str = "127.0.0.1:2380";
 /// Address of etcd's listener for health and metrics in the pod.
 pub const METRICS: &str = "127.0.0.1:2381";
-/// Labels of the pod. No Service or NetworkPolicy of a cluster selects them.
+/// Labels of the pod. No Service or NetworkPolicy of a cluster selects a pod with these labels.
 pub const LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "etcd-backup-verification"),
     ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
@@ -178,8 +178,8 @@ fn verify(pod: &VerificationPod<'_>) -> Container {
     }
 }
 
-/// The resources of the container `verify`, which are small. It has a limit or a request for each resource for which
-/// the settings have one, because a ResourceQuota rejects a pod if one of its containers has no limit.
+/// The resources of the container `verify`: the same limits and requests as in the settings, with small values. A
+/// ResourceQuota rejects a pod if one of its containers has no limit.
 fn small(settings: &ResourceRequirements) -> ResourceRequirements {
     let like = |given: Option<&BTreeMap<String, Quantity>>, cpu: &str, memory: &str| {
         let amounts = [("cpu", cpu), ("memory", memory)].into_iter();

@@ -54,7 +54,7 @@ fn read(programs: &Programs, flags: &[String]) -> Output {
     command.output().unwrap()
 }
 
-/// The image of a running pod may change to another release, but not its flags.
+/// The image of a running pod may change to another release, but the flags of the pod stay.
 #[test]
 fn every_release_knows_all_flags_of_members() {
     for (minor, _) in RELEASES {

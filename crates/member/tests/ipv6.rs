@@ -1,4 +1,5 @@
-//! Starts real etcd processes with the arguments of member pods. They can connect to each other only over IPv6.
+//! Starts real etcd processes with the arguments of member pods. The processes can connect to each other only over
+//! IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -35,8 +36,8 @@ impl Drop for Running {
     }
 }
 
-/// The arguments of the member's pod with other hosts and ports: URLs contain `[::1]` instead of the name of a
-/// Service, and each member has other ports. The listen addresses are unchanged.
+/// The arguments of the member's pod with other hosts and ports: URLs contain `[::1]` instead of the name of a Service,
+/// and each member has its own ports. The listen addresses are unchanged.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);

@@ -1,6 +1,6 @@
 //! Checks whether a backup is encrypted as required, and whether its key exists. Performs no I/O.
 //!
-//! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an
+//! If the restore names keys, the backup must be encrypted. Without this rule, a writer to the bucket could replace an
 //! encrypted backup with other data.
 //!
 //! Invariant 34: with `spec.backup`, the status of the EtcdBackup decides whether the backup must be encrypted,

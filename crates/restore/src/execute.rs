@@ -26,8 +26,8 @@ mod undo;
 
 pub use undo::Undo;
 
-/// Grace period of the old members in seconds. It is short, because no member serves meanwhile, and the data of the
-/// old members is not needed.
+/// Grace period of the old members in seconds. The period is short, because no member serves during it, and the data of
+/// the old members is not needed.
 const STOP_SECONDS: u32 = 1;
 
 /// The client for writes, and the tasks that undo writes.
@@ -70,8 +70,8 @@ pub async fn execute(
 }
 
 /// Writes the status with the observed resourceVersion as precondition. If the CustomResourceDefinition does not
-/// contain the fields for the columns of `kubectl get`, they are left out. If it does not contain another field, the
-/// status reports only this problem.
+/// contain the fields for the columns of `kubectl get`, these fields are left out. If the CustomResourceDefinition
+/// lacks any other field, the status reports only this problem.
 ///
 /// # Errors
 ///

@@ -231,7 +231,8 @@ async fn choose(
     });
 }
 
-/// Passes the result of the search for a point to the plan of a dry run, which needs no check of a cluster.
+/// Passes the chosen backup, or the reason for which no backup can be chosen, to the plan of a dry run. A dry run needs
+/// no check of a cluster.
 fn report_choice(observation: &mut Observation) {
     if matches!(observation.snapshot.source, Source::Search(_)) {
         return;

@@ -1,4 +1,4 @@
-//! Converts errors of requests for the status. Performs no I/O.
+//! Converts errors of requests into problems that the status reports. Performs no I/O.
 
 use api::EtcdRestore;
 use api::problem::Chain;

@@ -51,7 +51,8 @@ pub use write::{Check, Object, Request};
 
 /// Delay between reconciles while no member serves clients.
 const OUTAGE_POLL: Duration = Duration::from_millis(200);
-/// Minimum delay between reconciles while the seed's etcd starts, because its start triggers no watch event.
+/// Minimum delay between reconciles while the seed's etcd starts. The watch event of the ready pod may arrive later
+/// than etcd's first answer.
 const SEED_START_POLL: Duration = Duration::from_millis(100);
 /// Message while another pod has the seed's name. A pod on a lost node stays until its Node is deleted.
 const NAME_TAKEN: &str = "waiting for the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";

@@ -20,7 +20,8 @@ pub const ROOT: &str = "/run/restore/claim";
 /// Directory at which the pod mounts the Secret with the encryption keys.
 pub const KEYS: &str = "/run/restore/encryption";
 
-/// What the pod searches. The order contains no credentials, because it is an argument of the pod (invariant 14).
+/// The point and the recorded changes that the pod searches. The order contains no credentials, because it is an
+/// argument of the pod (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SearchOrder {

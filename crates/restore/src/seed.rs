@@ -83,7 +83,7 @@ impl Paths {
         self.work().join("expected.json")
     }
 
-    /// The file that describes the data in the data directory. It is kept.
+    /// The file that describes the data in the data directory. The file stays after the restore.
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
@@ -109,8 +109,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The first process of a container receives SIGTERM only if it has a handler. When it exits, all processes of
-        // the container end, and the next start repeats unfinished work.
+        // The first process of a container receives SIGTERM only if it has a handler. When the first process exits, all
+        // processes of the container end, and the next start repeats unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();
@@ -224,7 +224,7 @@ fn sync_directories(path: &Path) -> io::Result<()> {
 }
 
 /// True if the data directory was created. Removes an empty directory, because etcd would start in it without data.
-/// Another container in the pod may have created it.
+/// Another container in the pod may have created the empty directory.
 fn is_created(paths: &Paths) -> bool {
     // `remove_dir` fails for a directory with content, so existing data is kept.
     let _ = fs::remove_dir(paths.data());

@@ -64,7 +64,7 @@ pub struct Snapshot {
     pub cluster: Cluster,
     /// The result of the check of the backup. The backup is checked until the cluster is created or locked.
     pub source: Source,
-    /// The backup that must be recorded. `None` if it is recorded, or if no backup was found.
+    /// The chosen backup, which the plan records unless it is recorded already. `None` if no usable backup was chosen.
     pub found: Option<ChosenBackup>,
     /// The objects of the seed. They are read while the restore holds the lock.
     pub seed: Seed,
@@ -154,7 +154,7 @@ pub struct ClusterFacts {
     pub max_backup_age: Option<Duration>,
     /// The required backup, as part of a sentence in a message. Empty if no backup is required.
     pub needed_backup: String,
-    /// The newest backup that satisfies `spec.backup.beforeChanges`.
+    /// The newest backup for `spec.backup.beforeChanges`, from the status of the EtcdCluster.
     pub backup: Option<LastBackup>,
     /// The time at which the condition `Available` became False. `None` if it is not False.
     pub unavailable_since: Option<Timestamp>,
@@ -166,7 +166,7 @@ impl ClusterFacts {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// True if the UID and the cluster ID are the recorded ones.
+    /// True if the UID and the cluster ID are equal to those in `was`.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -185,7 +185,7 @@ pub enum Source {
     Unavailable(Trouble),
     /// The backup can be restored. Contains the spec of the restored cluster.
     Ready(Box<EtcdClusterSpec>),
-    /// The recorded changes are on a PVC, and this step of the pod that searches them is next.
+    /// The recorded changes are on a PVC. Contains the next step of the pod that searches them.
     Search(SearchStep),
 }
 
@@ -217,7 +217,7 @@ pub enum SearchStep {
 pub struct Seed {
     /// The state of the seed's Service.
     pub service: Child,
-    /// The state of the seed's PersistentVolumeClaim. It is not read if the members have no volumes.
+    /// The state of the seed's PersistentVolumeClaim, which is read only if the members have volumes.
     pub pvc: Child,
     /// The state of the seed's pod.
     pub pod: Pod,
@@ -297,10 +297,10 @@ pub struct PodFacts {
     pub report_lost: bool,
     /// The backup of the pod, if it differs from the recorded backup.
     pub other_backup: Option<OtherBackup>,
-    /// True if the arguments of the pod contain the recorded SHA-256, encryption and `bumpRevision`. Such a pod cannot
-    /// restore another backup.
+    /// True if the arguments of the pod contain the recorded SHA-256, encryption, `bumpRevision` and replay revision.
+    /// Such a pod cannot restore another backup.
     pub checks_sha256: bool,
-    /// The reason why the pod does not start, if any. The kubelet retries the start.
+    /// The problem of the pod or of one of its containers, if any.
     pub trouble: Option<Trouble>,
     /// The revision of the restored data. `None` until the pod has reported a verified backup. etcd starts only on
     /// this data.
@@ -317,13 +317,13 @@ pub struct PodFacts {
     pub fetching: bool,
     /// True if the seed replays recorded changes before it serves.
     pub replays: bool,
-    /// The progress of the container `fetch`. It is kept after the success of the container.
+    /// The progress of the download, also after its success. During a replay, the progress of the replay.
     pub progress: Option<Moved>,
     /// True if the pod has the labels of the cluster, so that Services select it.
     pub joined: bool,
 }
 
-/// The answer of the seed's etcd.
+/// The answer of the etcd of the seed or of the restored cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Serving {
     /// etcd was not queried.

@@ -12,7 +12,8 @@ use crate::plan::{Action, Plan, PlanState};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a reconcile. After a failure, the status reports it, and the action of the plan is not recorded.
+/// The status after a reconcile. If the action of the plan has failed, the status reports `failure`, and does not
+/// record the action.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -46,8 +47,8 @@ pub fn compute(
     status
 }
 
-/// The status if the CustomResourceDefinition does not contain a field of the status. It reports this problem, and the
-/// restore waits, because it cannot record its steps (invariant 10).
+/// The status if the CustomResourceDefinition does not contain a field of the status. The status reports this problem,
+/// and the restore waits, because it cannot record its steps (invariant 10).
 pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,

@@ -39,8 +39,8 @@ struct Limits {
     lifetime: Duration,
     /// Maximum number of open connections.
     connections: usize,
-    /// Maximum number of open connections from one address. Without it, one client could use all connections, and the
-    /// kubelet's probes would fail.
+    /// Maximum number of open connections from one address. Without this limit, one client could use all connections,
+    /// and the kubelet's probes would fail.
     per_address: usize,
 }
 
@@ -88,7 +88,7 @@ enum Waiting {
 }
 
 impl Readiness {
-    /// Marks the process as not ready. `/readyz` then reports `waiting for {what}`.
+    /// Marks the process as not ready, so that `/readyz` reports `waiting for {what}`.
     pub fn waiting_for(&self, what: &str) {
         self.set(Waiting::For(what.to_owned()));
     }
@@ -399,7 +399,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.2").await;
         assert!(is_closed(idle(address, "127.0.0.2").await).await);
-        // The server still answers a probe from another address.
+        // The server answers a probe from 127.0.0.1, although 127.0.0.2 has reached the limit.
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         drop((first, second));
     }

@@ -2,7 +2,7 @@
 //! status updates. A status update is sent only if the status differs.
 //!
 //! Invariant 11: two operator processes may send these writes concurrently. Because of fixed names, UIDs and resource
-//! versions, the later write changes nothing.
+//! versions, the later of two equal writes changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -22,8 +22,8 @@ use crate::outcome::Failure;
 /// Reason for a failed write: the schema of the installed CRD does not contain a field of the object.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 /// Part of the API server's message if the schema does not contain a field of an applied object (`validate.go` of
-/// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). The API server then rejects the whole
-/// object.
+/// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). In this case, the API server rejects
+/// the whole object.
 const UNDECLARED: &str = "field not declared in schema";
 
 /// Maximum age of the observed state on which a write is based (invariant 11). It is shorter than the lease duration,
@@ -205,7 +205,7 @@ where
 /// Creates the object if no object has the same name.
 ///
 /// # Errors
-/// Fails if the API server rejects the object for another reason, or cannot be reached.
+/// Fails if the API server rejects the object, except because the name exists, or if it cannot be reached.
 pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -356,8 +356,8 @@ where
 /// Sets an annotation, or removes it if the value is `None`. UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
-/// the patch.
+/// Fails if the API server rejects the patch or cannot be reached. The reason is `Conflict` if the object was changed
+/// after it was read.
 pub async fn annotate<K>(
     api: &Api<K>,
     manager: &str,
@@ -375,8 +375,8 @@ where
 /// Merges `metadata` into the metadata of the object. UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
-/// the patch.
+/// Fails if the API server rejects the patch or cannot be reached. The reason is `Conflict` if the object was changed
+/// after it was read.
 pub async fn merge_metadata<K>(
     api: &Api<K>,
     manager: &str,
@@ -400,8 +400,8 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds the finalizers `names` if `set` is true, otherwise removes them. UID and resourceVersion are preconditions
-/// (invariant 11). Does not change other finalizers. Succeeds if the object does not exist.
+/// Adds the finalizers `names` if `set` is true, and removes them if `set` is false. UID and resourceVersion are
+/// preconditions (invariant 11). Does not change other finalizers. Succeeds if the object does not exist.
 ///
 /// # Errors
 /// Fails if the object was changed after it was read, or if the API server rejects the patch.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use etcd::{Access, Deadlines, Etcd, EtcdClient};
 
-/// A client that was unused for this long belongs to a deleted cluster.
+/// The operator drops a client that was unused for this long. The clients of existing clusters are used more often.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
-/// The etcd clients, one for each cluster.
+/// The etcd clients: one for each cluster and token, and one for all clusters without TLS and authentication.
 pub struct Clients<C: ?Sized = dyn Etcd> {
     plain: Arc<C>,
     create: fn(EtcdClient) -> Arc<C>,
@@ -26,7 +26,8 @@ struct Kept<C: ?Sized> {
 }
 
 impl Clients {
-    /// `plain` is the client for clusters without TLS and authentication. All other clients get these deadlines.
+    /// `plain` is the client for clusters without TLS and authentication. The clients of clusters with TLS or
+    /// authentication get `deadlines`.
     pub fn new(plain: Arc<dyn Etcd>, deadlines: Deadlines) -> Self {
         Self {
             plain,
@@ -54,8 +55,8 @@ impl<C: ?Sized> Clients<C> {
     /// The client for the cluster with this UID, token and access.
     ///
     /// Each cluster token has its own client and login, because a restore in place or a recovery creates an etcd
-    /// cluster with a new Raft log. For a call with the old login token, the new cluster would wait until its log is as
-    /// long as the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
+    /// cluster with a new Raft log. For a call with a login token of the old cluster, the new cluster would wait until
+    /// its log is as long as the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<C> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -143,8 +144,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// Without a new client, the new cluster would delay every call, because the old login token is from the previous
-    /// cluster.
+    /// Without a new client, the new cluster would delay every call with a login token of the previous cluster.
     #[test]
     fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

@@ -61,7 +61,7 @@ pub trait Reconcile: Send + Sync + 'static {
         + 'static;
     /// The error of a failed reconcile.
     type Error: Failure;
-    /// Whether this operator manages the objects of this kind. Only then does it write their conditions `Managed` and
+    /// True if this operator manages the objects of this kind, and therefore writes their conditions `Managed` and
     /// `Unreadable`.
     const MANAGES: bool = true;
 
@@ -141,7 +141,7 @@ async fn run<R: Reconcile>(
     )
     .for_each(|result| {
         match result {
-            // `Driver::reconcile` has already reported a failed reconcile.
+            // `Driver::reconcile` has reported a failed reconcile.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
                 gone.remove(&key(&object));
@@ -335,7 +335,7 @@ impl Backoff {
     }
 }
 
-/// The pause after a failure. `failures_before` is the number of consecutive failures before it.
+/// The pause after a failure. `failures_before` is the number of consecutive failures before this failure.
 pub fn delay(failures_before: u32) -> Duration {
     MIN_BACKOFF
         .saturating_mul(1 << failures_before.min(16))

@@ -85,7 +85,7 @@ impl Gate {
         let opens = *self.opens.get_or_init(|| Instant::now() + self.patience);
         let mut missing = self.missing.subscribe();
         let complete = missing.wait_for(|missing| *missing == 0);
-        // `complete` cannot fail, because the sender is a field of this gate and still exists.
+        // `complete` cannot fail, because the sender is a field of this gate.
         let _ = tokio::time::timeout_at(opens, complete).await;
     }
 }
@@ -108,8 +108,8 @@ where
     /// Creates the controllers for `K`, and calls `notify` with each changed or deleted object. [`Self::cache`] contains
     /// the change before the call.
     ///
-    /// A reconcile of another kind that reads this cache must be requested here, and not by a second watch of `K`. The
-    /// events of a second watch may arrive before the cache contains them.
+    /// If a reconcile of another kind reads this cache, request it in `notify`, and not from a second watch of `K`. The
+    /// events of a second watch may arrive before the cache contains the change.
     pub fn with_changes(
         operator: &Operator,
         notify: impl Fn(&Guarded<K>) + Clone + Send + 'static,
@@ -187,9 +187,9 @@ where
         self
     }
 
-    /// Fills the cache with child objects of one kind. When a child changes, its owner of kind `K` is reconciled, or the
-    /// `K` that its cluster label names if the child has no owners. The cache contains the change before the reconcile
-    /// starts.
+    /// Fills the cache with child objects of one kind. When a child changes, its owner of kind `K` is reconciled. If
+    /// the child has no owner, the `K` that the cluster label of the child names is reconciled. The cache contains the
+    /// change before the reconcile starts.
     ///
     /// `notify` is called with the UID of the owner, and with the name, the namespace, the owners and the deletion
     /// timestamp of the child.
@@ -320,7 +320,8 @@ where
 }
 
 /// The objects that this event has changed in the cache. The cache replaces its objects only at the end of a list
-/// (`InitDone`), so the objects of a list are not reported earlier. Otherwise, their reconciles could read old objects.
+/// (`InitDone`), so the objects of a list are not reported earlier. A reconcile before the end of the list could read
+/// an old object.
 fn changed<K>(event: Event<K>, cache: &Store<K>) -> Vec<Arc<K>>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
@@ -372,7 +373,7 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects in the cache. A reconcile must call [`Self::select`] instead, which copies fewer objects.
+    /// All objects in the cache. A reconcile must not call this, but [`Self::select`], which copies fewer objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
@@ -403,7 +404,7 @@ where
     }
 
     /// Whether the objects of every watched namespace were listed since the start of the process. If not, an object
-    /// that is not in the cache may still exist (invariant 1).
+    /// that is not in the cache may exist (invariant 1).
     pub fn is_complete(&self) -> bool {
         let mut stores = self.0.iter();
         stores.all(|store| matches!(store.wait_until_ready().now_or_never(), Some(Ok(()))))

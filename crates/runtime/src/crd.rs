@@ -1,5 +1,5 @@
-//! The operator's own CRD. The operator creates or updates the CRD if RBAC allows it. Otherwise it waits for the CRD,
-//! and reports a missing or outdated CRD.
+//! The operator's own CRD. The operator creates or updates the CRD if RBAC allows it. If not, the operator waits for
+//! the CRD, and reports a missing or outdated CRD.
 //!
 //! A CRD with the schemas of Kubernetes types takes megabytes of memory, so the operator builds its CRD only for a
 //! comparison or a write, and then drops it.
@@ -24,8 +24,8 @@ const OPTIONAL_INTERVAL: Duration = Duration::from_mins(1);
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
 /// Waits until objects of this kind can be listed. If the scope lists namespaces, one readable namespace is enough,
-/// because a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, this function
-/// first creates or updates the CRD that `create` builds.
+/// because a deleted namespace must not stop the work in other namespaces (invariant 15). If `create` is given, this
+/// function first creates or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
@@ -125,8 +125,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // The field is reset, because coreos/etcd-operator set it to `true` in its CRDs, and the API server would then
-    // reject a schema with defaults.
+    // The field is reset, because coreos/etcd-operator set it to `true` in its CRDs. With `true`, the API server
+    // rejects a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))

@@ -2,8 +2,8 @@
 //! never printed (invariant 14).
 //!
 //! The user's Secret, which `spec.auth.secret` names, contains the desired password. The operator's own Secret contains
-//! the passwords that the operator has set in etcd or is about to set. The operators can log in while one of the two
-//! Secrets contains a valid password (invariant 21).
+//! the passwords that the operator has set in etcd or is about to set. The operators can log in as long as at least one
+//! of the two Secrets contains a valid password (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::apply::is_marked;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Key in the operator's own Secret. The value is a JSON list of passwords, the newest first.
 pub const PASSWORDS: &str = "passwords";
-/// Key with the username, in both Secrets.
+/// Key with the username, in the user's Secret and in the operator's own Secret.
 pub const USERNAME: &str = "username";
 /// Key with the password, in the user's Secret.
 pub const PASSWORD: &str = "password";
@@ -42,13 +42,13 @@ pub struct Recorded {
     pub uid: String,
     /// The resourceVersion of the Secret, as precondition of the next write.
     pub resource_version: String,
-    /// True if the content cannot be parsed. `user` and `passwords` are then empty.
+    /// True if the content cannot be parsed, so that `user` and `passwords` are empty.
     pub is_damaged: bool,
     /// Whether the Secret has the owner reference and the labels that the operator sets.
     pub is_marked: bool,
 }
 
-/// The credentials of a cluster, from both Secrets.
+/// The credentials of a cluster, from the user's Secret and the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
     /// User and password from `spec.auth.secret`, or why they cannot be read. `None` if `spec.auth` is not set.
@@ -78,14 +78,14 @@ pub enum Record {
     WantedUnmarked,
     /// The operator's Secret contains the desired password first, and other passwords after it.
     WantedFirst,
-    /// The operator's Secret does not contain the desired password first, or the desired password cannot be read.
+    /// The first password in the operator's Secret is not the desired password, or the desired password cannot be read.
     Others,
     /// The operator's Secret cannot be parsed.
     Damaged,
 }
 
 impl ClusterAuth {
-    /// Reads both Secrets of a cluster. Reads nothing if `spec.auth` is not set.
+    /// Reads the user's Secret and the operator's own Secret of a cluster. Reads nothing if `spec.auth` is not set.
     pub async fn read(client: &Client, cluster: &EtcdCluster) -> Self {
         let namespace = cluster.namespace().unwrap_or_default();
         let Some(auth) = &cluster.spec.auth else {
@@ -176,7 +176,7 @@ impl ClusterAuth {
     }
 
     /// The user and the passwords for the operator's Secret, the desired password first. If `others` is set, the
-    /// passwords that the Secret already contains for this user follow, because they may still be valid in etcd.
+    /// passwords in the operator's Secret for this user follow, because these passwords may be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -308,7 +308,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let text = text.map_err(|_| {
         format!("has a value under the key {key} that is not UTF-8 text: correct the value")
     })?;
-    // Line breaks at the end are removed, because editors and `echo` add one that is not part of the password.
+    // Line breaks at the end are removed, because editors and `echo` add a line break that is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!(

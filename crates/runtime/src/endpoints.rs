@@ -87,7 +87,7 @@ impl EndpointGrant {
     }
 }
 
-/// How an administrator grants endpoints. For messages.
+/// How an administrator grants endpoints, for messages to users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantedBy {
     /// Name of the operator, such as `backup operator`.

@@ -1,7 +1,7 @@
 //! Publishes notices as Events. A new notice creates an Event. A repeated notice increments the count of this Event.
 //!
 //! Keeps only the name and the count of an Event in memory. kube's recorder keeps whole Events, which take kilobytes
-//! each, and distinguishes them only by their reason.
+//! each, and distinguishes Events only by their reason.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::answer::is_not_found;
 use crate::logs::in_background;
 use crate::notice::Notice;
 
-/// Within this time, a repeated notice increments the count of its Event. Later, it creates a new Event.
+/// Within this time, a repeated notice increments the count of its Event. Later, a repeated notice creates a new Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
 /// Time limit for the publication of one Event, because later Events of the same object wait for it. The rate limit
 /// allows one Event in a longer interval, so the queue cannot grow without bounds.
@@ -58,7 +58,7 @@ impl Queue {
                 // next Event.
                 let _ = before.await;
             }
-            // The publication has a time limit, because a request without a response would otherwise block the queue.
+            // The publication has a time limit, because a request without a response would block the queue forever.
             let _ = tokio::time::timeout(deadline, publish).await;
         };
         let task = tokio::spawn(in_background(task));
@@ -169,8 +169,7 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The test needs two worker threads. They would publish later Events during the first publication if there were no
-    /// queue.
+    /// Without the queue, the two worker threads would publish later Events during the first publication.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();

@@ -9,8 +9,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
-/// An object, or the error with which parsing it failed. `metadata.managedFields` is removed, because it takes several
-/// times the memory of the rest of the object.
+/// A parsed object, or the error of its parser. `metadata.managedFields` is removed, because it takes several times the
+/// memory of all other fields.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

@@ -1,10 +1,10 @@
-//! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it soon takes over a released
-//! Lease. A leader that cannot renew its lease stops before another process can take it over.
+//! Leader election with a Lease. A standby tries to take the Lease every two seconds, so it takes over a released Lease
+//! within about two seconds. A leader that cannot renew its lease stops before another process can take it over.
 //!
-//! An operator with `--shards` has a Lease for each shard instead: see [`crate::shards`].
+//! An operator with `--shards` has one Lease for each shard: see [`crate::shards`].
 //!
-//! A lease does not guarantee a single leader: for a short time, two processes may both regard themselves as leader.
-//! The preconditions of the operators' writes make this harmless (invariant 11).
+//! A lease does not guarantee a single leader: for a short time, two processes may regard themselves as the leader. The
+//! preconditions of the operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
 /// Time limit for each request about the lease, so that no request hangs until the lease expires. The limit also closes
-/// idle connections, so it is longer than a standby's retry interval.
+/// idle connections. It is longer than a standby's retry interval, so that the connection stays open between two
+/// attempts.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the leader election failed or the lease was lost.
@@ -117,8 +118,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing one
-/// reads the Lease again only after the lease that it has read expires.
+/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing
+/// `LeaseManager` reads the Lease again only after the lease that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,

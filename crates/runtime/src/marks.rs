@@ -1,7 +1,8 @@
 //! Two conditions that all operators write: `Unreadable` on an object that cannot be parsed, and `Managed`, which
 //! reports whether an operator manages the object.
 //!
-//! Each condition has its own field manager, so that writing it does not change the rest of the status.
+//! Each condition has its own field manager, so that a write of the condition does not change other fields of the
+//! status.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -52,7 +53,7 @@ pub(crate) struct Marks<K> {
     /// another text is reported.
     unreadable: Mutex<Unreadable>,
     /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time since which
-    /// it is known.
+    /// this annotation is known.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     /// Objects that this process has reported as managed, by UID.
     claimed: Mutex<HashMap<String, Claim>>,
@@ -126,8 +127,8 @@ where
     }
 
     /// Sets the condition `Managed`. A condition of another operator is replaced once, because that operator may be
-    /// uninstalled. If the other operator sets its condition again, it still runs, and this process keeps its
-    /// condition.
+    /// uninstalled. If the other operator sets its condition again, that operator runs, and this process does not
+    /// replace the condition again.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let now = Instant::now();
@@ -154,7 +155,7 @@ where
         is_report_of(managed, &self.scope, &claim)
     }
 
-    /// Handles an object whose scope annotation requires another operator. Reports the object as unmanaged if no such
+    /// Handles an object whose scope annotation requires another operator. Reports the object as unmanaged if no other
     /// operator reports within [`GRACE`] that it manages the object. Returns the delay until the next check, or `None`
     /// if no check is needed.
     pub(crate) async fn report_unmanaged(
@@ -202,7 +203,7 @@ where
     }
 
     /// Applies the conditions with their own field manager. Returns true on success. Under the operator's field
-    /// manager, server-side apply would remove all other fields of the status, even the records of invariant 10.
+    /// manager, server-side apply would remove all other fields of the status, including the records of invariant 10.
     async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) -> bool {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
             return false;

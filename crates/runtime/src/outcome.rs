@@ -92,8 +92,8 @@ impl Metrics {
             "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
-        // The same metric is exported under two names, because coreos/etcd-operator used the name above, which has no
-        // unit.
+        // The same metric is exported under two names, because coreos/etcd-operator used the name `reconcile_duration`,
+        // which has no unit.
         registry.register(
             "reconcile_duration_seconds",
             "Duration of a reconcile in seconds",
@@ -131,7 +131,7 @@ struct History {
 struct Published {
     at: Instant,
     series: Series,
-    /// True if the state has ended. If it occurs again, its note is published again.
+    /// True if the state has ended. If the state occurs again, its note is published again.
     ended: bool,
     /// True if the note reports a change. Each repetition of a change is published, and increments the count of the
     /// same Event.
@@ -253,7 +253,8 @@ impl Report {
         }
     }
 
-    /// Marks the published states that are not in `notices` as ended. `notices` are those of the latest reconcile.
+    /// Marks the published states that are not in `notices` as ended. `notices` are the notices of the latest
+    /// reconcile.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {

@@ -118,8 +118,8 @@ mod tests {
         queue.request(key("c"), after(100));
         assert_eq!(queue.depth(now), (1, Duration::ZERO));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
-        // The age of an entry counts from its first due time, so a second request with a later time does not change
-        // it.
+        // The age of an entry counts from its first due time, so a second request with a later time does not change the
+        // age.
         queue.request(key("a"), after(8));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
         queue.remove(&key("a"));

@@ -1,6 +1,6 @@
 //! Reads the client certificate and the credentials of a cluster from the Secrets that its spec names.
 //!
-//! Certificates and credentials are kept only in memory and never printed (invariant 14).
+//! The certificate and the credentials are kept only in memory and never printed (invariant 14).
 
 use std::time::Duration;
 

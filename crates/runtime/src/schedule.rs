@@ -90,8 +90,8 @@ fn cron(text: &str) -> Result<Cron, Problem> {
     }
 }
 
-/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, but the search
-/// for the next time would take seconds and delay other objects.
+/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts an empty entry,
+/// but the search for the next time would take seconds and delay other objects.
 fn has_empty_entry(schedule: &str) -> bool {
     let mut entries = schedule
         .split_whitespace()
@@ -108,8 +108,8 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// True if the schedule matches any day. For a day that never occurs, such as February 30, nothing would ever happen at
-/// the times of the schedule, and the search for a time would examine three thousand years.
+/// True if the schedule matches any day. A schedule for a day that never occurs, such as February 30, has no next time,
+/// and the search for this time would examine three thousand years.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {

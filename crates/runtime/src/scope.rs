@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
-/// Annotation that assigns an object to the cluster-wide operator. An object without it belongs to a namespaced
-/// operator (v1beta2).
+/// Annotation that assigns an object to the cluster-wide operator. An object without the annotation belongs to a
+/// namespaced operator (v1beta2).
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// Value of the annotation that assigns an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
@@ -37,7 +37,7 @@ impl Scope {
     }
 
     /// The APIs for all objects that the operator may read: one API for each listed namespace, because the operator may
-    /// have no rights in others.
+    /// have no rights in other namespaces.
     pub fn apis<K>(&self, client: &Client) -> Vec<Api<K>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,

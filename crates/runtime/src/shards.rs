@@ -47,12 +47,12 @@ pub(crate) enum State {
     Free,
     /// This process holds the Lease, and reconciles the objects.
     Held,
-    /// This process holds the Lease until its running reconciles have ended, and starts no others.
+    /// This process holds the Lease until its running reconciles have ended, and starts no new reconciles.
     Leaving,
 }
 
 impl Slot {
-    /// Whether another process must not have the Lease of this shard.
+    /// Whether this process needs the Lease of this shard, so that no other process may take the Lease.
     pub(crate) fn needs_lease(self) -> bool {
         self.state == State::Held || self.running > 0
     }
@@ -102,7 +102,8 @@ impl Shards {
         self.0.count
     }
 
-    /// The shard of an object. Replicas of different releases must agree on it, so this function must not change.
+    /// The shard of an object. Replicas of different releases must agree on the shard, so this function must not
+    /// change.
     pub fn of(&self, namespace: &str, name: &str) -> u16 {
         let mut hasher = FnvHasher::default();
         hasher.write(namespace.as_bytes());
@@ -128,8 +129,8 @@ impl Shards {
         slot.is_some_and(|slot| slot.state == State::Held)
     }
 
-    /// Invariant 40: begins a reconcile of the object. `None` if this process must not reconcile the object, because it
-    /// does not hold its shard.
+    /// Invariant 40: begins a reconcile of the object. `None` if this process must not reconcile the object, because
+    /// this process does not hold the shard of the object.
     pub(crate) fn enter(&self, namespace: &str, name: &str) -> Option<Visit> {
         let shard = self.of(namespace, name);
         let mut slots = self.slots();
@@ -189,7 +190,8 @@ impl Shards {
         }
     }
 
-    /// Starts no more reconciles of the shard. Returns true if none is running, so that the Lease may be released.
+    /// Starts no more reconciles of the shard. Returns true if no reconcile of the shard is running, so that the Lease
+    /// may be released.
     pub(crate) fn leave(&self, shard: u16) -> bool {
         self.set(shard, State::Leaving);
         let slots = self.slots();

@@ -1,8 +1,9 @@
 //! Limits concurrent tasks in total, per namespace and per store. A task is for example a transfer, or a read of a
 //! large response from a store.
 //!
-//! A waiting task occupies no slot, so a busy store or namespace does not delay others. Among the waiting tasks within
-//! the limits, the next task is that of the namespace with the fewest running tasks, and then the oldest task.
+//! A waiting task occupies no slot, so a busy store or namespace does not delay tasks of other stores or namespaces.
+//! Among the waiting tasks within the limits, the next task is that of the namespace with the fewest running tasks, and
+//! then the oldest task.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,7 +68,7 @@ pub struct Slots {
     tasks: Mutex<Tasks>,
 }
 
-/// The permission to run a task. Dropping it admits the next task.
+/// The permission to run a task. When the slot is dropped, the next task is admitted.
 pub struct Slot {
     slots: Arc<Slots>,
     place: Place,
@@ -185,7 +186,7 @@ mod tests {
         for store in ["s1", "s2"] {
             running.push(slots.acquire(place("greedy", store)).await);
         }
-        // The third task of the namespace must wait, so a slot remains for other namespaces.
+        // The third task of the namespace must wait, so that two slots remain for other namespaces.
         let mut third = Box::pin(slots.acquire(place("greedy", "s3")));
         assert!(third.as_mut().now_or_never().is_none());
         for namespace in ["a", "b"] {

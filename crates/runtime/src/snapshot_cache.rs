@@ -1,5 +1,5 @@
-//! A cache of the last snapshot for each object, for example of the Kubernetes objects of a cluster. With it, the
-//! reconcile of an idle object sends no request to the API server.
+//! A cache of the last snapshot for each object, for example of the Kubernetes objects of a cluster. With a cached
+//! snapshot, the reconcile of an idle object sends no request to the API server.
 //!
 //! The operator watches the objects in a snapshot, so a snapshot is valid until an event arrives. The operator never
 //! writes from a cached snapshot: if a plan contains a write, the operator reads everything again and plans again

@@ -77,7 +77,7 @@ impl Traces {
         Ok(Self { provider, name })
     }
 
-    /// The layer that records the spans of this project. The log filter does not apply to it.
+    /// The layer that records the spans of this project. The log filter does not apply to this layer.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'lookup> LookupSpan<'lookup>,

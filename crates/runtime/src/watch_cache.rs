@@ -1,7 +1,8 @@
 //! Caches the child objects of EtcdClusters that watches deliver, so that a reconcile can read them without a request
 //! to the API server.
 //!
-//! The cached objects may be older than those in the API server, so no write may be decided from them (invariant 33).
+//! The cached objects may be older than the objects in the API server, so no write may be decided from the cache
+//! (invariant 33).
 //!
 //! Objects are cached as JSON text without `metadata.managedFields`, because parsed objects take several times the
 //! memory. A reconcile parses the text, so an invalid object does not end the watch (invariant 15).
@@ -26,8 +27,8 @@ use serde_json::Value;
 mod tests;
 
 /// After an error, a watch counts as up to date again if this time passes without a further error. A watch without data
-/// fails after [`READ_TIMEOUT`](crate::process) and is retried within a minute, so within this time it has delivered
-/// all changes from before the error.
+/// fails after [`READ_TIMEOUT`](crate::process) and is retried within a minute, so within this time the watch has
+/// delivered all changes from before the error.
 const CAUGHT_UP: Duration = Duration::from_mins(5);
 
 /// The namespace and the name of a cluster. The name is the value of the label [`names::LABEL_CLUSTER`].

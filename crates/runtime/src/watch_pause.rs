@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 
-/// Maximum pause. With kube's default, a watch could pause for another 30 s after an outage of the API server.
+/// Maximum pause. With kube's default, a watch could pause for up to 30 s after the end of an outage of the API server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pauses of kube's watches, limited to [`MAX_PAUSE`].

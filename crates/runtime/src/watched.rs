@@ -51,7 +51,7 @@ impl Watched {
     /// Reads the NetworkPolicy of a cluster, with any owner, and records the read.
     ///
     /// Sends no request if the spec requests no NetworkPolicy and the watch has delivered none, because the operator
-    /// then writes none (invariant 33).
+    /// writes no NetworkPolicy in this case (invariant 33).
     ///
     /// # Errors
     /// Fails if the API server rejects the request or cannot be reached.

@@ -37,7 +37,8 @@ mod transport;
 pub(crate) use access::account_at;
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
 
-/// Number of blobs requested for each page of a listing. A page of 5,000 blobs, the default, can have 10 MiB.
+/// Number of blobs requested for each page of a listing. The number is small, because a page with Azure's default of
+/// 5,000 blobs can have 10 MiB.
 const BLOBS_PER_PAGE: u32 = 1_000;
 
 /// A [`Store`] in one container of Azure Blob Storage.
@@ -131,8 +132,8 @@ impl AbsStore {
             .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
     }
 
-    /// The properties of a new blob. Fails if the service does not confirm the lock, and deletes the blob, because it
-    /// would be stored without a lock.
+    /// Reads the properties of a new blob. If the service does not confirm the requested lock, this function deletes
+    /// the blob and fails.
     async fn locked_properties(
         &self,
         key: &str,
@@ -245,8 +246,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload, so that they differ from the block IDs of other uploads of the
-    /// same key.
+    /// A random number in the block IDs of this upload. It distinguishes these blocks from the blocks of other uploads
+    /// of the same key.
     upload: u64,
 }
 
@@ -304,9 +305,9 @@ impl Upload for AbsUpload {
                 let committed = commit.context(with(headers)).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // The client retries `put_block_list`. If the store has processed it but the response was lost,
-                    // the store rejects the retry. The upload has succeeded if the blob consists of the blocks of
-                    // this upload.
+                    // The client retries `put_block_list`. If the store has processed the first request but its
+                    // response was lost, the store rejects the retry. The upload has succeeded if the blob consists of
+                    // the blocks of this upload.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written(), retention).await
                     } else {
@@ -350,8 +351,9 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // The client splits a read into requests of `chunk_size`. With at least `wanted` bytes, it sends only one
-        // request. With less than 4 MiB, it would request a checksum that few Azure-compatible servers calculate.
+        // The client splits a read into requests of `chunk_size` bytes. With a `chunk_size` of at least `wanted`, the
+        // client sends only one request. With a `chunk_size` below 4 MiB, the client would request a checksum that few
+        // Azure-compatible servers calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store

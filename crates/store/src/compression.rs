@@ -7,7 +7,7 @@ use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 /// The name of this compression in the manifest of a backup.
 pub const ZSTD: &str = "zstd";
 
-/// First bytes of a Zstandard stream. An etcd database starts with zeros instead.
+/// First bytes of a Zstandard stream. An etcd database starts with zeros.
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Number of bytes that are needed to recognize a Zstandard stream.

@@ -101,8 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // `short` limits the texts of the response, because a store could otherwise fill conditions, Events and the
-        // log.
+        // `short` limits the texts of the response, so that a store cannot fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -267,9 +266,9 @@ mod tests {
         let text = no_identity.to_string();
         assert!(text.contains("name a Secret in the spec"), "{text}");
         assert!(!text.contains("check the credentials"), "{text}");
-        // An object store responds to a failed GET with an error code, so a response without a code comes from
-        // another server. It responds to a failed HEAD without a code, so another server is recognized only by a
-        // status such as 301 or 405, which no object store sends.
+        // An object store responds to a failed GET with an error code, so a response without a code comes from another
+        // server. An object store responds to a failed HEAD without a code. After a HEAD, another server is therefore
+        // recognized only by a status such as 301 or 405, which no object store sends.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

@@ -1,4 +1,5 @@
-//! A store for the operators' tests, which keeps objects in a directory. Tests can make its requests fail.
+//! A store for the tests of the operators. The store keeps objects in a directory, and tests can make its requests
+//! fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,13 +63,13 @@ impl FaultyStore {
         }
     }
 
-    /// Makes the next request of this kind fail with `error`. If a test calls this several times, the requests fail in
-    /// the order of the calls.
+    /// Makes the next request of the kind `call` fail with `error`. If a test calls this function several times, each
+    /// call makes one more request fail, in the order of the calls.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }
 
-    /// Makes a request of this kind fail with `error`, after `working` requests have succeeded.
+    /// Makes a request of the kind `call` fail with `error`, after `working` requests of this kind have succeeded.
     pub fn fail_after(&self, call: Call, working: usize, error: Error) {
         self.script
             .lock()
@@ -76,7 +77,7 @@ impl FaultyStore {
             .push_back((call, working, error));
     }
 
-    /// Removes all remaining errors, so that all further requests succeed.
+    /// Removes all errors that no request has returned yet, so that all further requests succeed.
     pub fn forget(&self) {
         self.script
             .lock()

@@ -92,7 +92,8 @@ impl GcsStore {
         self.lock.as_ref().map(Retention::google).transpose()
     }
 
-    /// Fails if the store does not confirm the lock, and deletes the object, because it would be stored without a lock.
+    /// Fails if the store does not confirm the requested lock of the object `stored`. Before it fails, this function
+    /// deletes the object.
     async fn check_lock(
         &self,
         key: &str,
@@ -115,7 +116,8 @@ impl GcsStore {
         content: Bytes,
         retention: Option<&Retention>,
     ) -> Result<(), Error> {
-        // The response of Google's own client does not confirm the lock.
+        // The response of Google's own client does not confirm a lock, so this client writes only objects without a
+        // lock.
         if let Some(package) = self.package.as_ref().filter(|_| retention.is_none()) {
             return package.put(key, content).await;
         }
@@ -172,7 +174,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Forwards the content of an object, and fails at the end if its CRC32C does not match that of the object.
+/// Forwards the content of an object. Fails at the end if the CRC32C of the content is not `expected`.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

@@ -53,7 +53,8 @@ fn is_plain(path: &str) -> bool {
 pub struct Grants {
     /// Name of the operator as messages show it, such as `backup operator`.
     pub operator: &'static str,
-    /// The operator's own namespace, which needs no grant: users who may create pods in it can use the identity anyway.
+    /// The operator's own namespace. It needs no grant: a user who may create pods in this namespace can run a pod with
+    /// the operator's ServiceAccount, and use its identity in that pod.
     pub own: String,
     /// The grants for the namespaces other than `own`.
     pub others: Vec<Grant>,
@@ -110,8 +111,8 @@ impl Grants {
     }
 }
 
-/// The location of an S3 block that a grant must cover. Fails if TLS verification is off or if the object names a CA,
-/// because users of the namespace could then impersonate the store and receive the operator's token.
+/// The location of an S3 block that a grant must cover. Fails if TLS verification is off or if the object names a CA.
+/// With these settings, users of the namespace could impersonate the store and receive the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
         return Err("insecureSkipVerify is set");

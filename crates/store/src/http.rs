@@ -1,4 +1,5 @@
-//! The HTTP client of stores whose library has no HTTP client, or would need a second TLS library.
+//! The HTTP client for the stores whose client library brings no HTTP client, or only one that needs a second TLS
+//! library.
 
 use std::time::Duration;
 

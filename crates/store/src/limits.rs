@@ -13,12 +13,12 @@ use crate::port::Error;
 /// XML.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
 
-/// Maximum size in bytes of other responses that are read completely, such as errors, properties and results of writes.
-/// The known services send a few KiB.
+/// Maximum size in bytes of responses that are read completely and are not listings, such as errors, properties and
+/// results of writes. The known services send a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// The size limit counts each received chunk with at least this number of bytes, because even a chunk of one byte costs
-/// memory and time.
+/// The size limit counts each received chunk as at least this number of bytes. Even a chunk of one byte costs memory
+/// and time.
 pub(crate) const MIN_CHUNK: usize = 64;
 
 /// Maximum number of entries in one page. S3 and Google send up to 1,000 entries, and Azure up to 5,000.
@@ -195,7 +195,7 @@ mod tests {
         let pages = (0..).map(|page| listing.advance(&page.to_string()));
         assert_eq!(pages.take_while(Result::is_ok).count(), MAX_PAGES - 1);
 
-        // `advance` also detects a cycle of several pages.
+        // `advance` detects a repeated marker even if other pages come between.
         let mut listing = Listing::<()>::new(&place, "p");
         for marker in ["a", "b", "c"] {
             listing.advance(marker).unwrap();

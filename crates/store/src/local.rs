@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], but messages show this location.
+    /// Like [`LocalStore::new`], but messages show `location` instead of the path of the directory.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -102,7 +102,7 @@ impl LocalStore {
         below.map_or_else(|| root.to_owned(), |below| root.join(below))
     }
 
-    /// Whether another process may still be writing to an unfinished file.
+    /// Whether another process may be writing to an unfinished file.
     fn may_be_in_use(&self, name: &str, written: &Metadata) -> bool {
         let is_abandoned = written
             .modified()
@@ -188,8 +188,8 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The directory of a namespace does not exist before its first backup, so the listing is then empty. If
-            // the root directory does not exist either, the volume is not mounted, and the listing fails.
+            // The directory of a namespace does not exist before the first backup of the namespace, so its listing is
+            // empty. If the root directory does not exist, the volume is not mounted, and the listing fails.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -378,8 +378,8 @@ impl Store for LocalStore {
 }
 
 /// Lists the objects below a directory, and stops above `limit` objects. Enters only directories that can contain
-/// objects with `prefix`, because others, such as `lost+found`, may be inaccessible. Skips files that are deleted
-/// meanwhile.
+/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips files that
+/// are deleted during the listing.
 fn walk(
     dir: &Path,
     below: &str,

@@ -12,7 +12,8 @@ use crate::port::Error;
 /// The field of the lock in a storage block.
 pub(crate) const FIELD: &str = "objectLock";
 
-/// A store may report an end that is earlier by this number of seconds, because it may round the end.
+/// A store may round the end of a lock. The reported end may be earlier than the requested end by this number of
+/// seconds.
 const ROUNDING: i64 = 60;
 
 /// An object that is uploaded now is locked until this time.
@@ -72,7 +73,8 @@ impl Retention {
         text.to_string()
     }
 
-    /// Whether the store reports a lock with this mode that does not end earlier.
+    /// Whether the store reports a lock with the mode of this lock, and an end that is not earlier than
+    /// [`Self::until`]. Allows for [`ROUNDING`].
     pub(crate) fn is_confirmed_by(&self, mode: &str, until: Option<Timestamp>) -> bool {
         let is_long = |until: Timestamp| until.as_second() >= self.until.as_second() - ROUNDING;
         mode.eq_ignore_ascii_case(&self.mode) && until.is_some_and(is_long)
@@ -97,7 +99,7 @@ fn azure_mode(lock: &ObjectLock) -> &str {
     }
 }
 
-/// The error if the store does not confirm the lock, because some servers accept the request and do not lock the
+/// The error for a store that does not confirm the lock. Some servers accept a request with a lock, but do not lock the
 /// object.
 pub(crate) fn not_confirmed() -> Error {
     Error::Invalid {

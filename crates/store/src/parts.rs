@@ -12,15 +12,15 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. Together with the part that is being filled, they use 4 x 6 MiB of memory, or 4 x
-/// 12 MiB for objects larger than 6 GiB.
+/// Maximum number of parts in flight. With the part that is being filled, an upload has four parts in memory: 4 x 6
+/// MiB, or 4 x 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
-/// An abort waits this long for the parts in flight, and then removes the upload.
+/// An abort waits at most this long for the parts in flight, and then removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Number of parts after which the part size doubles. It doubles only once, because an endless snapshot stream would
-/// otherwise need more and more memory.
+/// Number of parts after which the part size doubles. The size doubles only once, so that an endless snapshot stream
+/// needs a limited amount of memory.
 const SMALL_PARTS: usize = 1000;
 
 /// Maximum number of parts. S3 accepts 10,000 parts per object, and Azure 50,000.
@@ -80,8 +80,8 @@ impl<S: Sink> Parts<S> {
         self.written += chunk.len() as u64;
         while !chunk.is_empty() {
             let size = part_size(self.first, self.begun);
-            // A full first part is sent only when more bytes follow, because an object that consists of one part is
-            // sent without a multipart upload.
+            // An object that consists of one part is sent without a multipart upload. A full first part is therefore
+            // sent only when more bytes follow.
             if self.filling.len() == size {
                 let content = std::mem::take(&mut self.filling).freeze();
                 self.send(content).await?;
@@ -168,9 +168,9 @@ impl<S: Sink> Parts<S> {
 pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
 impl<P: Send + 'static> InFlight<P> {
-    /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. The store could otherwise receive a part after the
-    /// abort and keep it forever. After the timeout, this function cancels the requests, but the store may still
-    /// complete them.
+    /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. Without this wait, the store could receive a part
+    /// after the abort and keep the part forever. After the timeout, this function cancels the requests, but the store
+    /// may complete a request that it has received.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {

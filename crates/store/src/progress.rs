@@ -143,7 +143,7 @@ mod tests {
         };
         let report = move || written(moved).into_bytes();
         let server = tokio::spawn(serve_at(listener, report));
-        // `_silent` neither sends nor reads. The server must still answer the next client.
+        // `_silent` neither sends nor reads. The server must answer the next client.
         let _silent = TcpStream::connect(address).await.unwrap();
         assert_eq!(read_at(address).await, Some(moved));
         server.abort();

@@ -49,8 +49,8 @@ pub(crate) struct First {
     pub(crate) body: Body,
 }
 
-/// Reads all `size` bytes of a version. `first` is the first part, if it was already requested. If `first` contains the
-/// whole object, this function sends no request.
+/// Reads all `size` bytes of a version. `first` is the response with the first part, if the caller has requested that
+/// part. If `first` contains the whole object, this function sends no request.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
     let first_size = first.as_ref().map_or(PART, |first| first.size);
@@ -131,7 +131,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part with retries. `body` is the response to a request for this part, if it was already sent.
+/// Reads a part with retries. `body` is the response with this part, if the caller has requested the part.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -204,7 +204,8 @@ mod tests {
     /// An object that records the requested ranges.
     struct TestObject {
         content: Bytes,
-        /// Number of requests whose connection breaks, and number of bytes that each of them delivers before.
+        /// Number of requests whose connection breaks, and number of bytes that each of these connections delivers
+        /// before it breaks.
         breaks: (AtomicUsize, usize),
         /// If set, each request waits until this number of requests are in flight.
         concurrent: Option<Barrier>,

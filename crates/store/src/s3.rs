@@ -1,11 +1,11 @@
 //! S3 and S3-compatible stores: one bucket, accessed with one identity.
 //!
 //! Stores with and without CRC32C are supported:
-//! - A store with CRC32C confirms it when an upload starts, and returns the CRC32C of each part.
+//! - A store with CRC32C confirms this checksum when an upload starts, and returns the CRC32C of each part.
 //! - A store without CRC32C compares the `Content-MD5` of each part.
 //!
-//! In both cases, the store also checks the signed SHA-256 of the body. At the end, this module compares the size of
-//! the complete object, and its checksum or entity tag, with the sent data.
+//! With and without CRC32C, the store checks the signed SHA-256 of each request body. At the end, this module compares
+//! the size of the complete object, and its checksum or entity tag, with the sent data.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -18,8 +18,8 @@ pub fn mounted(directory: &Path) -> io::Result<SecretData> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let key = entry.file_name().to_string_lossy().into_owned();
-        // The kubelet adds directories and links whose names start with two dots. They are skipped. A key of a Secret
-        // may start with one dot.
+        // The kubelet adds directories and links whose names start with two dots. These entries are skipped, because no
+        // key of a Secret starts with two dots. A key may start with one dot.
         if !key.starts_with("..") && entry.path().is_file() {
             data.insert(key, fs::read(entry.path())?);
         }
@@ -49,8 +49,8 @@ pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a
     Ok(Some(text.trim()).filter(|text| !text.is_empty()))
 }
 
-/// Fails if an unknown key is a misspelled known key, because the value would be ignored. Accepts other unknown keys,
-/// because other programs may use the same Secret.
+/// Fails if an unknown key is a misspelled known key, because the value of the misspelled key would be ignored. Accepts
+/// other unknown keys, because other programs may use the same Secret.
 pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(), Error> {
     let plain = |key: &str| key.to_ascii_lowercase().replace(['-', '_', '.'], "");
     for key in data.keys().filter(|key| !known.contains(&key.as_str())) {

@@ -1,5 +1,5 @@
-//! Opens the store that a storage block of a spec describes, such as `spec.s3`, with the data of its Secrets. Only the
-//! store gets the credentials (invariant 14).
+//! Opens the store that a storage block of a spec describes, such as `spec.s3`. The credentials come from the Secrets
+//! that the block names, and only the store gets them (invariant 14).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,14 +37,15 @@ pub struct Secrets<'a> {
 /// Directories of this process that can serve as stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// For the storage type `Local`: the subdirectory of the object's namespace in the operator's directory.
+    /// For the storage type `Local`: the subdirectory of one namespace in the operator's directory.
     pub local: Option<LocalStore>,
     /// For the storage type `PVC`: the directory where the PersistentVolumeClaim is mounted.
     pub claim: Option<PathBuf>,
 }
 
-/// The bucket and the key that an object accesses with the pod's own identity. `None` if the block names a Secret or
-/// uses a directory. The caller must check that the object's namespace may use this identity.
+/// The bucket and the key that the storage block `source` accesses with the pod's own identity. `None` if the block
+/// names a Secret or uses a directory. The caller must check that the namespace of the EtcdBackup or EtcdRestore may
+/// use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
     let no_secret = source.has_bucket() && source.secrets().credentials.is_none();
     no_secret

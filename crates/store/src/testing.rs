@@ -27,7 +27,7 @@ pub async fn with_listing_timeout<T>(timeout: Duration, work: impl Future<Output
     TEST_TIMEOUT.scope(timeout, work).await
 }
 
-/// Pseudorandom bytes. A part at a wrong offset changes the content, so that a test detects it.
+/// Pseudorandom bytes, so that a test detects a part at a wrong offset.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -69,7 +69,7 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     Ok(whole)
 }
 
-/// How a store removes the unfinished uploads of a process that has ended.
+/// How the unfinished uploads of a process that has ended are removed from a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
     /// The store lists unfinished uploads, so the operator can remove them.
@@ -187,7 +187,8 @@ async fn upload_is_invisible_before_commit(store: &dyn Store) {
     );
 }
 
-/// An unfinished upload is discarded only if it has exactly this key and is older than the process.
+/// `discard_unfinished` discards an upload only if its key is exactly the given key and if it started before the given
+/// time.
 async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {

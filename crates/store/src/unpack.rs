@@ -1,6 +1,6 @@
 //! Decrypts and decompresses the content of a stored backup, in constant memory. The object's first bytes show whether
-//! it is encrypted and compressed. The manifest does not decide this, because it may be missing or changed by another
-//! writer.
+//! it is encrypted and compressed. The manifest is not used for this decision, because another writer may have changed
+//! or deleted the manifest.
 
 use std::io;
 
@@ -32,7 +32,7 @@ pub struct Unpacker {
 }
 
 enum Decryption {
-    /// The object's first bytes have not arrived completely.
+    /// Too few bytes of the object have arrived to recognize encryption.
     Unknown {
         keys: Option<Keys>,
         first: BytesMut,
@@ -42,15 +42,15 @@ enum Decryption {
 }
 
 enum Expansion {
-    /// The first bytes of the decrypted content have not arrived completely.
+    /// Too few bytes of the decrypted content are known to recognize compression.
     Unknown(BytesMut),
     No,
     Yes(Box<Decompressor>),
 }
 
 impl Unpacker {
-    /// Starts to read an object. With `keys`, the object must be encrypted with one of these keys. Without keys, it
-    /// must not be encrypted.
+    /// Starts to read an object. With `keys`, the object must be encrypted with one of these keys. Without `keys`, the
+    /// object must not be encrypted.
     pub fn new(keys: Option<Keys>) -> Self {
         Self {
             decryption: Decryption::Unknown {
@@ -242,7 +242,7 @@ mod tests {
         Ok(out)
     }
 
-    /// The content survives every split of the stream, even within the first bytes.
+    /// The content is the same for every split of the stream into chunks, even for a split within the first bytes.
     #[test]
     fn compressed_or_encrypted_content_round_trips_for_each_chunk_size() {
         for size in [0, 1, 3, 4, 7, 8, 60, 1000, 300_000] {

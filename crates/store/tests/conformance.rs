@@ -46,7 +46,7 @@ async fn azure_fulfills_store_contract() {
 }
 
 /// The client of OSS uses the S3 endpoint and the Secret of v1beta2. The test server is not in the domain of OSS, so
-/// the bucket is in the path.
+/// the client puts the bucket into the path of the URL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oss_fulfills_store_contract_over_s3_endpoint() {
     let server = S3Server::start(&["bucket"]);

@@ -96,7 +96,7 @@ impl TestServer {
     }
 }
 
-/// A server with one client for each kind of store, which all cases of a test share.
+/// A server, and one client for each kind of store. All cases of a test share them.
 struct Clients {
     server: TestServer,
     runtime: Runtime,
@@ -142,7 +142,7 @@ impl Clients {
     }
 }
 
-/// Listings and errors of one store, each with its status.
+/// A damaged listing or error of one kind of store, as the arguments of [`Clients::list`].
 fn answers() -> impl Strategy<Value = (usize, u16, String)> {
     prop_oneof![
         3 => damaged_text(&[S3_LIST]).prop_map(|text| (0_usize, 200_u16, text)),

@@ -19,7 +19,7 @@ use store::{AbsStore, Error, GcsStore, S3Store, Store};
 
 const MIB: u64 = 1 << 20;
 
-/// Sockets and HTTP clients buffer up to this number of bytes before the operator reads them.
+/// Sockets and HTTP clients buffer up to this number of bytes that the `store` crate has not read.
 const BUFFERS: u64 = 20 * MIB;
 
 impl HostileServer {
@@ -137,8 +137,8 @@ async fn hostile_store_endless_error_and_write_responses_are_limited() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // The Azure client does not read the body of a successful response, so it does not notice that the body
-            // is endless.
+            // The Azure client does not read the body of a successful response, so the client does not notice that the
+            // body is endless.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -225,7 +225,7 @@ async fn hostile_store_slow_listing_times_out() {
     );
 }
 
-/// Responses that need many times their size in memory.
+/// A response that would need many times its size in memory is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
     // The listing arrives in chunks of one byte.
@@ -267,7 +267,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
     assert_little_memory();
 }
 
-/// The first part of an object is read into memory, so its size must not depend on the store.
+/// The first part of an object is read into memory, so a response that is longer than the requested part is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_oversized_first_part_is_rejected() {
     let server = HostileServer::start(|_| {

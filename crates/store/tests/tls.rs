@@ -1,4 +1,5 @@
-//! A TLS connection to a store succeeds if the client trusts the certificate, and otherwise fails with a remedy.
+//! A TLS connection to a store succeeds if the client trusts the certificate. Without this trust, the connection fails
+//! with a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

@@ -52,8 +52,8 @@ pub(crate) struct Image {
     /// The user of the image as `UID:GID`. An empty text means root.
     pub(crate) user: String,
     pub(crate) labels: Vec<(String, String)>,
-    /// The creation time in the image, in the format of RFC 3339. The time of the build is not used, because two
-    /// builds of the same content must have the same bytes.
+    /// The creation time that the image records, in the format of RFC 3339. It is never the time of the build, because
+    /// two builds of the same content must have the same bytes.
     pub(crate) created: Option<String>,
 }
 

@@ -56,7 +56,8 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The report for one requirement: code that names the invariant, tests, and other files that check it.
+/// The report for one requirement: its tests and, for an invariant, the comments that name the invariant. Comments in
+/// code have the word `enforced`, and comments in test files have the word `checked`.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

@@ -55,7 +55,7 @@ pub(crate) struct Options {
     /// Folder for the files [default: dist in the target directory]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Compilation profile. With `fast`, the files are only a trial.
+    /// Compilation profile. With `fast`, the files are not suitable for a release.
     #[arg(long, value_enum, default_value_t = Profile::Release)]
     profile: Profile,
     /// Build everything again in a second checkout and target directory, and compare the files. This doubles the time.

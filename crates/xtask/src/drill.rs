@@ -26,7 +26,7 @@ pub(crate) enum Drill {
         speedup: u32,
     },
     /// Inject the next fault without naming it, and wait until an alert fires. If this command was interrupted before,
-    /// it completes the last fault instead.
+    /// it completes the last fault and injects no other fault.
     Fault,
     /// Report whether the clusters are healthy, and the time since the fault. The exit code is 0 if they are healthy.
     Check {
@@ -92,8 +92,8 @@ impl Program {
     /// Starts the testbed, builds the operators and the program, and replaces the folder of an earlier drill.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
-        // An earlier drill may have stopped nodes of the testbed. They are started first, because `begin_cluster`
-        // rejects a testbed with stopped nodes.
+        // An earlier drill may have stopped nodes of the testbed. `mend_if_up` starts these nodes, because
+        // `begin_cluster` rejects a testbed with stopped nodes.
         testbed::commands::mend_if_up()?;
         let place = Where::default();
         let (early, _) = progress::timed("testbed", || drive::begin_cluster(&place, None))?;

@@ -26,7 +26,7 @@ const PROGRAMS: &str = "usr/local/bin";
 
 /// The file with the CA certificates, on this machine and in the image.
 pub(crate) const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// Number of archives of older images that are kept.
+/// Maximum number of image archives that are kept.
 const KEPT_ARCHIVES: usize = 6;
 /// The maximum size of the released image before compression, in bytes.
 const LARGEST_IMAGE: u64 = 40_000_000;
@@ -57,8 +57,8 @@ impl Profile {
     }
 }
 
-/// The crates of every cargo command: the same crates select the same features, so large dependencies are compiled
-/// only once.
+/// The crates that every cargo command selects. The same crates select the same features of their dependencies, so
+/// large dependencies are compiled only once.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -83,8 +83,8 @@ pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 pub(crate) enum Compiler {
     /// rustc compiles the crates.
     Rustc,
-    /// clippy compiles and lints the crates. `cargo clippy` would only check the dependencies, so that they would be
-    /// compiled a second time for the tests.
+    /// clippy compiles and lints the crates. `cargo clippy` is not used: it would only check the dependencies, and the
+    /// tests would need a second build of them.
     Clippy,
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf
     operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
-/// Finds the operators with failpoints in the messages of cargo, and copies them at once, because the next build
+/// Finds the operators with failpoints in the messages of cargo, and copies them immediately, because the next build
 /// without failpoints overwrites them.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)

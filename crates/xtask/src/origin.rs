@@ -8,7 +8,7 @@ use crate::{checkout, shell};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The origin for the labels of an image.
+/// The version, commit and source repository for the labels of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) version: String,
@@ -54,7 +54,7 @@ impl Origin {
         })
     }
 
-    /// The labels of the Open Container Initiative (OCI).
+    /// The image labels that the Open Container Initiative (OCI) defines.
     pub(crate) fn labels(&self) -> Vec<(String, String)> {
         let label = |name: &str, value: Option<&String>| {
             Some((format!("org.opencontainers.image.{name}"), value?.clone()))
@@ -75,7 +75,7 @@ impl Origin {
     }
 }
 
-/// True if files of the checkout differ from the commit, or are not in it.
+/// True if files of the checkout differ from the current commit, or are not in it.
 pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
@@ -86,8 +86,8 @@ fn public_address(remote: &str) -> Option<String> {
     is_public.then(|| remote.trim_end_matches(".git").to_owned())
 }
 
-/// Rejects a version other than that of the workspace, which programs and CRDs contain. A pre-release suffix is
-/// allowed.
+/// Rejects every version except the version of the workspace, because programs and CRDs contain the version of the
+/// workspace. A pre-release suffix is allowed.
 pub(crate) fn check_version(version: &str) -> Result<()> {
     let is_suffix = |suffix: &str| {
         let text = suffix.strip_prefix('-').unwrap_or_default();

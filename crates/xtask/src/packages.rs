@@ -1,5 +1,5 @@
-//! The Debian packages that the commands need. Installs missing packages if possible; otherwise the error contains the
-//! command that installs them.
+//! The Debian packages that the commands need. Installs missing packages. If this is not possible, the error contains
+//! the command that installs them.
 
 use std::process::Command;
 

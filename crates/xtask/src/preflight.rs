@@ -19,8 +19,9 @@ pub(crate) struct Found {
     pub(crate) snapshotter: String,
 }
 
-/// The minimum free space in bytes, for the cache and for the run folder of the testbed.
+/// The minimum free space for the cache, in bytes.
 const CACHE_SPACE: u64 = 8 << 30;
+/// The minimum free space for the run folder of the testbed, in bytes.
 const RUN_SPACE: u64 = 6 << 30;
 
 /// Runs all checks. The error lists all problems.
@@ -179,7 +180,8 @@ fn inotify() -> Result<()> {
     }
 }
 
-/// Rejects a folder below /run or /var/log, because the testbed mounts its own folders there, which hide the files.
+/// Rejects a folder below /run or /var/log, because the testbed mounts its own folders at these paths, and these mounts
+/// hide the files of the folder.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {

@@ -16,7 +16,7 @@ use crate::{checkout, image, progress, shell};
 pub(crate) enum Commit {
     /// The ID of the commit.
     Found(String),
-    /// The reason why the checkout has no such commit.
+    /// The reason why the checkout does not have the commit.
     Missing(String),
 }
 
@@ -66,7 +66,8 @@ pub(crate) fn find(name: &str) -> Result<Commit> {
 }
 
 /// Builds the operators of a commit in the target directory of this checkout, so that dependencies are compiled only
-/// once. The build overwrites the program of this checkout, which the next cargo command restores.
+/// once. The build overwrites the operators that were compiled from this checkout. The next cargo command in this
+/// checkout compiles them again.
 pub(crate) fn build(commit: &str) -> Result<Previous> {
     let source = clone(commit)?;
     let target = checkout::target()?.display().to_string();

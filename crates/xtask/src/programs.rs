@@ -67,8 +67,8 @@ const ETCD: &[Build] = &[
     },
 ];
 
-/// The Kubernetes module in [`MODULES`]. If the user selects another version, the folder of that version is built
-/// instead.
+/// The Kubernetes module in [`MODULES`]. If the user selects another Kubernetes version, the folder of that version is
+/// built in place of this module.
 const KUBE: &str = "kube";
 
 /// The module of etcd 3.3.
@@ -393,7 +393,7 @@ fn go_version() -> Result<String> {
     // The command runs in the folder of a module, because its `go.mod` can select another version of Go.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
-        .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
+        .context("Go is missing or too old: install Go 1.21 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
     Ok(text.trim().to_owned())
 }
 

@@ -34,9 +34,9 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Rejects a program that contains the path of one of these folders, because the same commit would give another
-/// program on a machine with other paths. Paths with only one component, such as `/src`, are not checked, because they
-/// also occur in other paths.
+/// Rejects a program that contains the path of one of `folders`, because the same commit would give another program on
+/// a machine with other paths. Paths with only one component, such as `/src`, are not checked, because they also occur
+/// in other paths.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);

@@ -1,4 +1,4 @@
-//! Runs other programs. The error of a failed program contains its output.
+//! Runs other programs. If a program fails, the error contains the output of the program.
 
 use std::process::{Command, Output, Stdio};
 use std::thread;

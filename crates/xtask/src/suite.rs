@@ -53,8 +53,8 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// Selects all crates except `xtask`, which is compiled separately. It needs other features of large dependencies, and
-/// a single call of cargo would compile these dependencies twice.
+/// Selects all crates except `xtask`, which is compiled separately. `xtask` needs other features of large dependencies
+/// than the other crates, and a single call of cargo would compile these dependencies twice.
 pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
 /// The feature that compiles the end-to-end tests. A plain `cargo test` does not set it, because these tests need a

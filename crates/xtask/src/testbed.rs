@@ -1,4 +1,4 @@
-//! The testbed: a real Kubernetes cluster for the tests on one machine, with control plane, nodes, DNS and object
+//! The testbed: a real Kubernetes cluster on one machine, for the tests, with control plane, nodes, DNS and object
 //! stores. Each checkout has its own testbed.
 
 pub(crate) mod addresses;
@@ -43,7 +43,7 @@ pub(crate) const GOGC: &str = "400";
 pub(crate) enum Dns {
     /// Names of the cluster are not cached. This is the default of kubeadm since 1.33.
     Nocache,
-    /// DNS caches for 30 s whether a name of the cluster exists, as with kubeadm before 1.33 and with NodeLocal DNS.
+    /// DNS caches for 30 s that a name exists or is missing, like kubeadm before 1.33 and like NodeLocal DNS.
     Cache30,
 }
 
@@ -88,7 +88,7 @@ impl Platform {
         self.ip_family.unwrap_or_default()
     }
 
-    /// True if the user has set none of these options.
+    /// True if the user has set neither `--ip-family` nor `--kubernetes`.
     pub(crate) fn is_default(&self) -> bool {
         self.ip_family.is_none() && self.kubernetes.is_none()
     }
@@ -139,7 +139,7 @@ pub(crate) struct Testbed {
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
-    /// True if [`up`] found a running testbed. The caller must not stop it.
+    /// True if [`up`] found a running testbed. In this case, the caller must not stop the testbed.
     pub(crate) found: bool,
 }
 
@@ -408,7 +408,7 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // The state file is written before the first process starts. If the start is interrupted, the next command then
+    // The state file is written before the first process starts. If the start is interrupted, the next `up` or `down`
     // finds the file and removes the incomplete testbed.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;

@@ -21,8 +21,8 @@ pub(super) fn config(panel: &Value, name: &str) -> Value {
     config
 }
 
-/// The text and the color of a number in a `stat` panel. The color comes from the value mapping, or else from the
-/// thresholds.
+/// The text and the color of a number in a `stat` panel. The color comes from the value mapping, or from the thresholds
+/// if the mapping has no color.
 pub(super) fn shown(config: &Value, number: f64) -> (String, &'static str) {
     let unit = config["unit"].as_str().unwrap_or_default();
     let (text, color) = mapped(config, number);

@@ -76,7 +76,7 @@ impl Sandbox {
     /// Changes `spec.size` with `kubectl scale`.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
         let (cluster, size) = (
             format!("etcdcluster/{cluster}"),
@@ -89,7 +89,7 @@ impl Sandbox {
     /// Secrets: it reads those of an idle cluster once a minute. Tests of this interval must not call this function.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let trigger = format!("e2e-trigger=at-{now}");
@@ -97,10 +97,11 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Makes the kubelets read the Secrets of a cluster's pods. Without this trigger, they read them once a minute.
+    /// Makes the kubelets read the Secrets of a cluster's pods. Without this trigger, a kubelet reads the Secrets of
+    /// its pods once a minute.
     ///
     /// # Errors
-    /// Fails if kubectl fails. The error contains its error output.
+    /// Fails if kubectl fails. The error contains the error output of kubectl.
     pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let (members, trigger) = (

@@ -126,8 +126,7 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap must name the current value of the key. A client that does not know this value reads the key
-                // instead.
+                // A swap must name the current value of the key. A client that does not know this value reads the key.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };

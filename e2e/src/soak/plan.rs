@@ -35,7 +35,7 @@ pub enum Change {
     Tls(bool),
     /// Runs an EtcdBackup.
     Backup {
-        /// Restores the backup into a new cluster.
+        /// True if the step also restores the backup into a new cluster.
         restore: bool,
     },
 }
@@ -229,8 +229,7 @@ impl Planner {
             8 if self.dice.percent(LOST_NODE_PERCENT) => Fault::LoseNode { pick },
             8 => Fault::StopNode {
                 pick,
-                // The time may exceed `spec.memberReplacement.after`. The operator may then replace the members on
-                // the node.
+                // If `seconds` exceeds `spec.memberReplacement.after`, the operator replaces the members on the node.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {

@@ -1,6 +1,6 @@
-// Azurite's blob service with one account and containers in it:
+// Runs the blob service of Azurite with one account, and creates containers in the account:
 //   node serve.js ACCOUNT KEY CONTAINER,... READY-FILE [Azurite's own arguments]
-// READY-FILE is written when the containers are there.
+// The script writes READY-FILE when all containers exist.
 "use strict";
 
 const { createHmac } = require("node:crypto");
@@ -16,8 +16,9 @@ const port = value("--blobPort");
 process.env.AZURITE_ACCOUNTS = `${account}:${key}`;
 require(path.join(__dirname, "node_modules/azurite/dist/src/blob/main.js"));
 
-// Signed as https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key says. Between PUT and the
-// x-ms headers are eleven empty lines: headers that are not sent.
+// Creates a container. The request is signed with the account key:
+// https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key. The signed text has eleven empty
+// lines between PUT and the x-ms headers, one for each standard header that the request does not set.
 function create(container) {
   const date = new Date().toUTCString();
   const version = "2022-11-02";
@@ -36,7 +37,7 @@ function create(container) {
       { host, port, method: "PUT", path: `/${account}/${container}?restype=container`, headers },
       (answer) => {
         answer.resume();
-        // 409: it is there from before.
+        // 409: an earlier run or attempt has created the container.
         resolve(answer.statusCode === 201 || answer.statusCode === 409 ? null : answer.statusCode);
       },
     );

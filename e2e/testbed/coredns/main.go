@@ -1,4 +1,4 @@
-// Program coredns holds only the plugins the testbed's Corefile names.
+// Program coredns contains only the plugins in the Corefiles of the testbed.
 package main
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/coredns/coredns/coremain"
 )
 
-// The order in which plugins see a query: that of CoreDNS's own plugin.cfg, but
-// template comes last, for what no other has answered.
+// The plugins receive a query in the order of plugin.cfg in CoreDNS. Only template
+// comes last, because it answers the queries that no other plugin has answered.
 func init() {
 	dnsserver.Directives = []string{
 		"reload", "bind", "ready", "prometheus", "errors", "log", "cache", "loadbalance", "kubernetes", "template",

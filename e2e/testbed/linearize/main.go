@@ -20,7 +20,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// explained is the number of operations before a violation that are printed.
+// explained is the maximum number of operations in each list that [explain] prints.
 const explained = 6
 
 // operation is one line of the history.
@@ -37,7 +37,7 @@ type operation struct {
 	Return *int64 `json:"return"`
 	// Swapped is true if a swap has written.
 	Swapped bool `json:"swapped,omitempty"`
-	// Found is the value that a get or a failed swap has read. Empty: the key does not exist.
+	// Found is the value that a get or a failed swap has read. It is empty if the key did not exist.
 	Found string `json:"found,omitempty"`
 	// Revision is the modification revision of the value that was written or read.
 	Revision int64 `json:"revision,omitempty"`
@@ -79,7 +79,7 @@ func seconds(nanoseconds int64) string {
 // state is the state of one key.
 type state struct {
 	value string
-	// revision is the modification revision of the value, 0 if no answer has named it yet.
+	// revision is the modification revision of the value, 0 until an answer contains it.
 	revision int64
 	// floor is the highest known revision of an earlier value.
 	floor int64
@@ -111,7 +111,7 @@ func step(from, input, _ any) (bool, any) {
 			ok = false
 		}
 	case op.Kind == "swap" && now.value != op.Expect:
-		// Without an answer, the swap may also have found another value.
+		// A swap without an answer may have found another value than the expected value, and written nothing.
 		ok, next = !op.answered(), now
 	default:
 		ok, next = now.write(op.Value, op.Revision)
@@ -152,11 +152,12 @@ func decode(input io.Reader) (map[string][]operation, error) {
 	return keys, lines.Err()
 }
 
-// operations are the operations of one key for porcupine.
+// operations returns the operations of one key for porcupine.
 //
-// An unanswered write has no end. With many of them, the check would not end either. Values are unique, so the first
-// operation that observed the value bounds the write. If no operation observed the value, the write changes no verdict
-// and is left out. An unanswered read says nothing.
+// The end of a write without an answer is unknown. With many such writes, the check would exceed its time limit. Values
+// are unique, so the end of the first operation that observed the value of the write is used as the end of the write.
+// A write whose value no operation observed does not change the verdict, and is omitted. A read without an answer is
+// omitted too.
 func operations(history []operation) []porcupine.Operation {
 	observed := map[string]int64{}
 	observe := func(value string, at int64) {
@@ -190,7 +191,8 @@ func operations(history []operation) []porcupine.Operation {
 	return all
 }
 
-// explain prints the end of the longest linearizable order, and the operations that fit at no place after it.
+// explain prints the last operations of the longest linearizable order, and the first operations that are not in this
+// order.
 func explain(info porcupine.LinearizationInfo, all []porcupine.Operation) {
 	var longest []int
 	for _, partition := range info.PartialLinearizations() {

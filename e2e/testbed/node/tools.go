@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package node pins the programs a node runs: the container runtime and the
-// network plugins.
+// Package node pins the programs that a node runs: the container runtime and
+// the network plugins.
 package node
 
 import (

@@ -20,7 +20,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// validators are the default ones, and all optional ones that need neither a registry nor a container tool.
+// validators are the default validators of the operator framework, and all optional validators that need neither a
+// registry nor a container tool.
 var validators = interfaces.Validators{
 	validation.ClusterServiceVersionValidator,
 	validation.CustomResourceDefinitionValidator,

@@ -1,9 +1,9 @@
-//! The etcd flags that users must not set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. Both fields have the same
-//! rules, because etcd also reads flags from environment variables. Performs no I/O.
+//! The etcd flags that users must not set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. Both fields reject the flags
+//! that the operator sets, because etcd also reads flags from environment variables. Performs no I/O.
 
 /// Flags that the operator sets, so users must not set them in `extraArgs` and `etcdEnv`, also with the prefix
 /// `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema contain the same list, and a test
-/// compares both.
+/// compares the two lists.
 pub const OWNED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -29,8 +29,8 @@ pub const OWNED_FLAGS: &[&str] = &[
     "version",
 ];
 
-/// Flags that are fields of `spec.etcd`. Users must not set them in `extraArgs`. As in coreos/etcd-operator, they may
-/// set them in `etcdEnv` if the field is not set.
+/// Flags that are fields of `spec.etcd`. Users must not set them in `extraArgs`. As in coreos/etcd-operator, users may
+/// set the variables of these flags in `etcdEnv`, unless the field is set.
 pub const TYPED_FLAGS: &[&str] = &[
     "quota-backend-bytes",
     "auto-compaction-mode",

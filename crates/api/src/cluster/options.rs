@@ -19,7 +19,7 @@ text_enum! {
     BootstrapMode {
         /// All first members start at the same time.
         Parallel = "Parallel",
-        /// One member starts first, and the others join one by one.
+        /// One member starts first, and the other first members join one by one.
         Seed = "Seed",
     }
 }
@@ -80,7 +80,8 @@ text_enum! {
     AutoCompactionMode {
         /// etcd compacts revisions that are older than the retention.
         Periodic = "periodic",
-        /// etcd compacts all revisions except the newest ones. The retention is their number.
+        /// etcd keeps the newest revisions, and compacts all older revisions. The retention is the number of revisions
+        /// that etcd keeps.
         Revision = "revision",
     }
 }

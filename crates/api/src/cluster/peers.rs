@@ -1,4 +1,4 @@
-//! The stages of a switch of TLS between members, while they run.
+//! The stages in which the operator switches TLS between running members on or off.
 //!
 //! A peer listener either uses TLS or does not (`configurePeerListeners` in etcd's `server/embed/etcd.go`), and other
 //! members connect to the URL in etcd's member list. A switch therefore needs a second port and four stages. Two
@@ -45,13 +45,13 @@ impl PeerStage {
         (self >= Self::TlsTwice, PEER_PORT)
     }
 
-    /// The listener that both stages have. `None` if there is none.
+    /// The listener that this stage and `other` have in common. `None` if there is none.
     pub fn shared_with(self, other: Self) -> Option<PeerListener> {
         let shared = |listener: &&PeerListener| other.listeners().contains(listener);
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The next stage on the way from this stage to `other`. Returns `other` if both are equal.
+    /// The next stage on the way from this stage to `other`. Returns `other` if the two stages are equal.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;

@@ -127,8 +127,8 @@ pub struct StaticTls {
 /// The names of the keys in a TLS Secret.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNames {
-    /// The names of coreos/etcd-operator, which differ by purpose: for peers, `peer.crt`, `peer.key` and
-    /// `peer-ca.crt`.
+    /// The names of coreos/etcd-operator. They depend on the purpose of the Secret: for peers, they are `peer.crt`,
+    /// `peer.key` and `peer-ca.crt`.
     #[default]
     OfPurpose,
     /// The names of cert-manager: `tls.crt`, `tls.key` and `ca.crt`.

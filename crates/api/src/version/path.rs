@@ -38,7 +38,8 @@ struct Floor {
     why: &'static str,
 }
 
-/// The order is by patch release, because the error names the first entry whose minimum is not met.
+/// The entries of one minor release are in the order of `patch`, because the error names the first entry whose minimum
+/// is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
@@ -115,7 +116,7 @@ impl fmt::Display for Stop {
     }
 }
 
-/// The versions to set one by one, so that each change is allowed. The last one is `to`.
+/// The versions to set one by one, so that each change is allowed. The last version is `to`.
 ///
 /// # Errors
 /// Fails if no sequence of changes leads to `to`. The error contains the cause and a possible version.

@@ -71,8 +71,8 @@ fn belongs(cluster: &EtcdCluster, backup: &EtcdBackup) -> bool {
     uid.is_some_and(|uid| is_owned(&backup.metadata, uid))
 }
 
-/// Invariant 41: true if the deletion of the EtcdCluster waits for a backup. In a foreground deletion, the garbage
-/// collector first deletes the EtcdBackup, and would delete a new one too.
+/// Invariant 41: true if the deletion of the EtcdCluster waits for a backup. False for a foreground deletion, in which
+/// the garbage collector deletes the EtcdBackup first, and would also delete a new EtcdBackup.
 fn deletion_waits(cluster: &EtcdCluster) -> bool {
     let status = cluster.status.as_ref();
     let record = status.and_then(|status| status.before_change.as_ref());
@@ -137,8 +137,8 @@ fn requested(cluster: &EtcdCluster) -> Option<&Time> {
     record.requests_backup(id).then_some(&record.start_time)
 }
 
-/// The state of the requested backup. `None` if no change waits. `existing` is the EtcdBackup with the name of the
-/// EtcdCluster.
+/// The state of the backup for which a change of the cluster waits. `None` if no change waits. `existing` is the
+/// EtcdBackup with the name of the EtcdCluster.
 pub(super) fn backup_request(
     cluster: &EtcdCluster,
     existing: Option<&EtcdBackup>,
@@ -188,7 +188,7 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
 }
 
 /// The newest backup that satisfies `spec.backup.beforeChanges` and `spec.deletionPolicy: BackupThenDelete`. `None` if
-/// the spec has neither.
+/// the spec has none of the two fields.
 ///
 /// Invariants 32 and 41: the backup has the cluster ID of this cluster. If the spec asks for verifications, a
 /// verification has restored the backup.
@@ -249,7 +249,7 @@ fn proven(backup: &EtcdBackup) -> Option<LastBackup> {
     })
 }
 
-/// The Event that reports that another owner has created an EtcdBackup with the cluster's name.
+/// The Event that reports that the EtcdBackup with the cluster's name does not belong to the cluster.
 pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
     let name = cluster.name_any();
     Notice::warning(

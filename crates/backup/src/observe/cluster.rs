@@ -55,8 +55,8 @@ pub(super) async fn source(
     })
 }
 
-/// The client URLs for an agent, and the EtcdCluster that it records. The URLs of an EtcdCluster name its client
-/// Service and not its members, so the agent keeps its settings if a member is replaced. The agent runs in the
+/// The client URLs for an agent, and the EtcdCluster that the agent records. The URLs name the client Service of the
+/// EtcdCluster, so that the replacement of a member does not change the settings of the agent. The agent runs in the
 /// namespace of the EtcdBackup, so it can connect to the same endpoints as other pods of that namespace, and needs no
 /// grant.
 pub(super) async fn of_agent(
@@ -264,8 +264,8 @@ mod tests {
         assert!(why.contains(remedy), "{why}");
     }
 
-    /// Invariant 28: the operator connects to the pods instead of the Service, because users of the namespace can
-    /// change the Service.
+    /// Invariant 28: the operator connects to the addresses of the pods, and not to the Service, because users of the
+    /// namespace can change the Service.
     #[tokio::test]
     async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
         let spec = json!({ "etcdCluster": { "name": "main" } });

@@ -1,5 +1,5 @@
-//! Reads the inputs of the copies: opens the stores with their Secrets, and reads what the retention rules need. Sends
-//! no request to a store.
+//! Reads the inputs of the copies: opens the stores with their Secrets, and reads the data that the retention rules
+//! need. Sends no request to a store.
 
 use api::EtcdBackup;
 use api::backup::BackupCopy;
@@ -63,7 +63,7 @@ pub(crate) async fn inputs(
     (all, stores)
 }
 
-/// Opens the stores. The same grants and Secrets are needed as for the first store of an EtcdBackup.
+/// Opens the stores of a copy, with the same checks of grants and Secrets as for the first store of an EtcdBackup.
 async fn open(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -96,7 +96,7 @@ fn source_of(copy: &BackupCopy) -> Result<StorageSource<'_>, Trouble> {
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
 }
 
-/// Names the field of the copy in a message that names the field of the first store.
+/// Replaces the field of the first store in a message by the field of the copy.
 fn in_copy(index: usize, source: &StorageSource<'_>, trouble: &Trouble) -> Trouble {
     let block = source.block();
     let field = format!("spec.copyTo[{index}].{block}");
@@ -104,7 +104,7 @@ fn in_copy(index: usize, source: &StorageSource<'_>, trouble: &Trouble) -> Troub
     Trouble::new(trouble.reason, message)
 }
 
-/// What the retention rules of the copy need.
+/// The data that the retention rules of the copy need.
 async fn retention(
     context: &ObserveContext,
     backup: &EtcdBackup,

@@ -1,5 +1,5 @@
-//! If a store denies access, completes the message with the field and the name of the Secret, because the store client
-//! does not know them.
+//! If a store denies access, completes the message with the field and the name of the Secret. The store client does not
+//! know the field and the Secret.
 
 use api::EtcdBackup;
 

@@ -1,4 +1,5 @@
-//! Reads the inputs of the agent: its Deployment, the report of its pod, and what it records.
+//! Reads the inputs of the plan for the agent: its Deployment, the report of its pod, and the cluster and the store
+//! that the agent records.
 
 use api::EtcdBackup;
 use api::names::LABEL_BACKUP;
@@ -108,8 +109,8 @@ async fn found(deployment: Deployment, pods: &[Pod]) -> FoundAgent {
     }
 }
 
-/// What the agent records. The operator opens the store and reads the encryption key, to report a missing Secret before
-/// the pod waits for it.
+/// The cluster and the store that the agent records. The operator opens the store and reads the encryption key, to
+/// report a missing Secret before the pod waits for it.
 async fn target(context: &ObserveContext, backup: &EtcdBackup) -> Result<AgentTarget, Trouble> {
     let source = site::source_of(backup)?;
     let uid = backup.uid().unwrap_or_default();

@@ -24,7 +24,7 @@ fn sources_of(backup: &EtcdBackup) -> impl Iterator<Item = StorageSource<'_>> {
 }
 
 /// True if `other` is another periodic EtcdBackup that writes to `own`, a store of `backup`. Also true if this release
-/// cannot parse `other`, because its paths are then unknown.
+/// cannot parse `other`, because the paths of `other` are unknown in this case.
 ///
 /// Several namespaces may use the same bucket, so the caller checks the EtcdBackups of all namespaces. The function
 /// ignores the endpoint in the spec, because a store may have several endpoints.

@@ -93,8 +93,9 @@ pub(super) async fn volume(
     })
 }
 
-/// Fails if the PersistentVolumeClaim is missing, because its pod would stay pending. Ignores other errors, such as
-/// missing permission to read PersistentVolumeClaims: the status of the pod shows a problem.
+/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. Ignores all other
+/// errors, such as missing permission to read PersistentVolumeClaims. If the pod cannot mount the volume, the status of
+/// the pod shows the cause.
 async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);

@@ -20,8 +20,8 @@ pub(crate) async fn inputs(
 ) -> VerificationInputs {
     match need(backup, now) {
         VerificationNeed::Nothing => {
-            // No verification can start now, for example because its window has closed. If this EtcdBackup still has
-            // the turn of its namespace, the turn ends, because other EtcdBackups wait for it.
+            // No verification can start now, for example because its window has closed. If this EtcdBackup has the turn
+            // of its namespace, the turn ends, because other EtcdBackups may wait for the turn.
             let namespace = backup.namespace().unwrap_or_default();
             let uid = backup.uid().unwrap_or_default();
             context.turns.end(&namespace, &uid);
@@ -61,7 +61,8 @@ async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodSt
     }
 }
 
-/// The spec of the EtcdCluster. `None` if the EtcdCluster cannot be read; the pod then uses the default repository.
+/// The spec of the EtcdCluster. `None` if the EtcdCluster cannot be read. Without the spec, the pod uses the default
+/// repository.
 async fn cluster(context: &ObserveContext, backup: &EtcdBackup) -> Option<EtcdClusterSpec> {
     let name = &backup.spec.etcd_cluster.as_ref()?.name;
     let namespace = backup.namespace().unwrap_or_default();
@@ -70,7 +71,8 @@ async fn cluster(context: &ObserveContext, backup: &EtcdBackup) -> Option<EtcdCl
     found.map(|cluster| cluster.spec)
 }
 
-/// `spec.image` of the EtcdCluster. `None` if it is not set, or if the backup has another version than the EtcdCluster.
+/// `spec.image` of the EtcdCluster. `None` if the field is not set, or if the backup has another etcd version than the
+/// EtcdCluster.
 fn pinned_image(spec: &EtcdClusterSpec, backup: &EtcdBackup) -> Option<String> {
     spec.image.as_ref()?;
     let version = backup.status.as_ref()?.etcd_version.as_deref()?;

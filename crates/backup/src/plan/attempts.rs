@@ -3,8 +3,9 @@
 //! An attempt can crash the operator, for example if it runs out of memory. Such an attempt reports no error, and each
 //! crash interrupts all other transfers. Without a limit, the operator would repeat this attempt forever.
 //!
-//! The status counts an attempt as unfinished before its transfer starts, and subtracts it after its end. A restart of
-//! the operator and a lost lease also leave unfinished attempts, so the limit is high.
+//! The status counts an attempt as unfinished before its transfer starts. The operator subtracts the attempt when it
+//! has ended. A restart of the operator or a lost lease leaves an unfinished attempt without a crash, so the limit is
+//! high.
 
 use api::EtcdBackup;
 
@@ -28,13 +29,13 @@ pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Store
 }
 
 /// The number of unfinished attempts without the attempt of this process, which has ended. `None` if the status does
-/// not count it.
+/// not count that attempt.
 pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32> {
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// The problem to report if the limit is reached. `None` if this process has made an attempt itself, because the
-/// process has survived it.
+/// The problem to report if the limit is reached. `None` if this process has made an attempt, because the process has
+/// survived that attempt.
 pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
     (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {

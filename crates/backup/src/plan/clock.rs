@@ -24,7 +24,8 @@ pub(super) fn obstacle(
     unread.or_else(|| disagreement(backup, snapshot, now))
 }
 
-/// The problem if the two clocks differ too much. `None` if they agree or were not compared.
+/// The problem if the two clocks differ by more than [`MAX_DIFFERENCE`]. `None` if the clocks agree or were not
+/// compared.
 pub(super) fn disagreement(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -47,7 +48,7 @@ pub(super) fn disagreement(
     Some(Trouble::new(Reason::ClocksDiffer, message))
 }
 
-/// The message of the condition `RetentionApplied`, if it already reports that the clocks differ.
+/// The message of the condition `RetentionApplied`, if this condition reports that the clocks differ.
 fn reported(backup: &EtcdBackup) -> Option<String> {
     let conditions = &backup.status.as_ref()?.conditions;
     let applied = find(conditions, &ConditionType::RetentionApplied)?;
@@ -55,8 +56,8 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
     reports.then(|| applied.message.clone())
 }
 
-/// The earlier time of both clocks, from which the ages of backups are computed. `None` if the clocks differ or were
-/// not compared.
+/// The earlier of the operator's time and the API server's time. The ages of backups are computed from it. `None` if
+/// the clocks differ or were not compared.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
     (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))

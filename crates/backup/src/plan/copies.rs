@@ -1,7 +1,8 @@
 //! Plans the copies of the stored backups in the stores of `spec.copyTo`. Performs no I/O.
 //!
-//! The status counts an attempt before the attempt starts (invariant 10). The pause before the next attempt follows
-//! from this count. If an attempt crashes the operator, the next process therefore waits too.
+//! The status counts an attempt before the attempt starts (invariant 10). The operator computes the pause before the
+//! next attempt from this count. If an attempt crashes the operator, the next operator process therefore waits for the
+//! pause.
 
 use std::time::Duration;
 
@@ -20,11 +21,11 @@ use crate::reason::{Reason, Trouble};
 use crate::retention::Rules;
 use crate::snapshot::{Copied, CopyInputs, Snapshot, Work};
 
-/// Pause after the first attempt. Each further attempt doubles the pause.
+/// Pause after the first attempt. Each further attempt doubles the pause, up to [`MAX_RETRY`].
 const RETRY: SignedDuration = SignedDuration::from_secs(30);
 const MAX_RETRY: SignedDuration = SignedDuration::from_mins(10);
 
-/// What the operator does for one copy.
+/// The action of the operator for one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum CopyStep {
     /// The operator does nothing in this reconcile.
@@ -36,7 +37,7 @@ pub enum CopyStep {
     Remove,
 }
 
-/// What the status reports about one copy.
+/// The report of the status about one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum CopyVerdict {
     /// The status does not change.
@@ -48,16 +49,16 @@ pub enum CopyVerdict {
     Copied(Box<Copied>),
     /// The attempt has failed.
     Failed(Trouble),
-    /// The attempt cannot start. It counts as failed.
+    /// The attempt cannot start. An attempt that cannot start counts as failed.
     Blocked(Trouble),
 }
 
 /// The next step of one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyPlan {
-    /// What the operator does now.
+    /// The action of the operator in this reconcile.
     pub step: CopyStep,
-    /// What the status reports.
+    /// The report of the status.
     pub verdict: CopyVerdict,
 }
 
@@ -85,7 +86,7 @@ impl CopiesPlan {
 pub(crate) enum CopyNeed {
     /// The plan needs no further data.
     Nothing,
-    /// Both stores, and the input of the retention rules.
+    /// The first store, the store of the copy, and the input of the retention rules.
     Copy,
     /// The store of the copy.
     Removal,
@@ -223,8 +224,8 @@ fn sha256(status: &EtcdBackupStatus) -> Option<&str> {
     sha256.filter(|sha256| !sha256.is_empty())
 }
 
-/// True if a store of `spec.copyTo` does not contain the newest backup yet. Until then, a finished EtcdBackup does not
-/// expire.
+/// True if a store of `spec.copyTo` does not contain the newest backup. While this is true, a finished EtcdBackup does
+/// not expire.
 pub(super) fn are_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;
@@ -250,7 +251,7 @@ pub(crate) fn copy_rules(backup: &EtcdBackup, copy: &BackupCopy) -> Option<Rules
     rules.filter(|_| backup.spec.is_periodic())
 }
 
-/// What to copy: the newest backup, and the older backups that the status lists.
+/// The copying task: it copies the newest backup, and the older backups that the status lists.
 fn job(
     backup: &EtcdBackup,
     copy: &BackupCopy,
@@ -328,8 +329,8 @@ fn removing(
     inputs: &CopyInputs,
     (since, now): (Timestamp, Timestamp),
 ) -> Removing {
-    // The worker is still active. It is canceled when the deletion starts, but it may still write a manifest, so the
-    // removal waits for its end.
+    // The deletion has canceled the worker that copies, but this worker has not ended and may write a manifest. The
+    // removal therefore waits until the worker has ended.
     if inputs.work.work.is_active() {
         return Removing::Waiting(None);
     }

@@ -1,7 +1,7 @@
 //! Computes the deadline of a backup, and the problem to report after it. Performs no I/O.
 //!
-//! The time limit excludes the time in the queue and the time without a running operator. Otherwise a long queue would
-//! make a backup fail that has no error.
+//! The time limit excludes the time in the queue and the time without a running operator. A backup without an error
+//! must not fail because of a long queue or a stopped operator.
 
 use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, find};
@@ -15,12 +15,12 @@ use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 /// Default time limit of a backup of a small database. Each MiB of the database adds one second.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Maximum time limit, also for `timeoutInSecond: 0`. All namespaces share the transfer slots, so no transfer may use
-/// a slot forever.
+/// Maximum time limit. It also applies to `timeoutInSecond: 0`. All namespaces share the transfer slots, so no transfer
+/// may use a slot forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
-/// Time limit for the end of a transfer that was canceled at the deadline. Afterwards, the operator reports the
-/// failure even if requests hang.
+/// Time limit for the end of a transfer that was canceled at the deadline. After this time, the operator reports the
+/// failure even if the transfer hangs.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
@@ -55,8 +55,9 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock may have recorded a start in the future. `begun` is then the start of this process, or the creation
-    // of the EtcdBackup if that was later.
+    // A wrong clock may have recorded a start in the future. In this case, `begun` becomes the start of this process,
+    // or the creation of the EtcdBackup if the creation is later. If the start of this process is unknown or in the
+    // future too, `begun` becomes the current time.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -75,14 +76,14 @@ pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
-/// True if a transfer that was canceled at the deadline has not ended in time.
+/// True if a transfer that was canceled at the deadline has not ended within [`CANCEL_LIMIT`].
 pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     let deadline = deadline(backup, snapshot, now);
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
 }
 
-/// The problem to report after the deadline. It contains the last known failure, because a canceled attempt reports
-/// none.
+/// The problem to report after the deadline. The message contains the last known failure of an attempt, because a
+/// canceled attempt reports no failure.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
     if let Some(reported) = reported_deadline(backup.status.as_ref()) {
         return Trouble::new(Reason::DeadlineExceeded, reported);
@@ -100,14 +101,15 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     )
 }
 
-/// The deadline message that the status already reports for this backup.
+/// The deadline message for this backup in the status. `None` if the status does not report that this backup has
+/// exceeded its deadline.
 fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let status = status.filter(|status| status.completion_time.is_none())?;
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The condition of a periodic EtcdBackup may still report the deadline of the previous backup, which is ignored
-    // here. `status.reason` belongs to the current backup.
+    // The condition of a periodic EtcdBackup may report that the previous backup has exceeded its deadline.
+    // `status.reason` belongs to the current backup, so a condition with another message is ignored.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

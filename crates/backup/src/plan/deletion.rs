@@ -29,8 +29,8 @@ pub(super) fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
         .ok()
 }
 
-/// Plans the deletion of an expired EtcdBackup. If its stored backups are deleted too, both clocks must have passed
-/// the time of expiry (invariant 9).
+/// Plans the deletion of an expired EtcdBackup. If the deletion removes stored backups, it starts only when both
+/// clocks, of the operator and of the API server, have passed the time of expiry (invariant 9).
 pub(super) fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let retry = Some(INPUT_RETRY);
     let by_both_clocks = || {
@@ -50,7 +50,8 @@ pub(super) fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// Plans the removal of all stored backups of an EtcdBackup that is being deleted. No transfer is active.
+/// Plans the removal of all stored backups of an EtcdBackup that is being deleted. The caller has checked that no
+/// transfer is active.
 pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if !has_removable_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);

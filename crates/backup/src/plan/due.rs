@@ -27,7 +27,7 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     if is_repeated {
         return Next::Due;
     }
-    // `last_success_date` is used too, because coreos/etcd-operator recorded no start time.
+    // `last_success_date` is used in addition to `start_time`, because coreos/etcd-operator recorded no start time.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -69,8 +69,8 @@ pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     Some(Rules::of(policy)).filter(Rules::delete)
 }
 
-/// True if the retention rules were not applied after the newest backup: the first entry of `status.backups` is then
-/// not this backup.
+/// True if the retention rules were not applied after the newest backup. In this case, the first entry of
+/// `status.backups` is not the newest backup.
 pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;
@@ -82,8 +82,8 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because both ran
-/// concurrently.
+/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because the
+/// removal ran at the same time as the backup.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,
@@ -93,7 +93,7 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // An empty list is accepted too: after a change of the path in the spec, the removal finds no backup.
+    // An empty list is accepted, because the removal finds no backup after a change of the path in the spec.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 
@@ -111,8 +111,8 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // If the clock was set back, `ended` may be in the future. The absolute difference limits the wait in this case
-    // too.
+    // If the clock was set back, `ended` may be in the future. The absolute difference limits the wait in both
+    // directions.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

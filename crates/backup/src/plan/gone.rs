@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit of the wait for a missing Secret. If the namespace is being deleted, the Secret never exists again.
+/// Time limit of the wait for a missing Secret. If the namespace is being deleted, no user can create the Secret again.
 const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
 /// True if the operator deletes the EtcdBackup without removing the backups in the store that has this problem.
@@ -12,8 +12,8 @@ pub(super) fn is_gone(trouble: &Trouble, since: Timestamp, now: Timestamp) -> bo
     match trouble.reason {
         // A bucket that does not exist contains no backups, so nothing needs to be removed.
         Reason::BucketMissing => true,
-        // In a namespace that is being deleted, no user can create the missing Secret again. After SECRET_WAIT, the
-        // deletion continues, because it would otherwise wait forever.
+        // In a namespace that is being deleted, no user can create the missing Secret again. A deletion that waits for
+        // the Secret would wait forever, so the deletion continues after SECRET_WAIT.
         Reason::SecretMissing => now.duration_since(since) > SECRET_WAIT,
         _ => false,
     }

@@ -32,8 +32,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // Report the failed removal before the next backup starts. If backups are always due, the status would
-            // otherwise never report it.
+            // The failed removal is reported before the next backup starts. Without this plan, the status would never
+            // report the failure of an EtcdBackup whose next backup is always due.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),
@@ -65,8 +65,7 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         return planned(Action::Nothing, idle, requeue);
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
-    // Invariant 9: a removal starts only in this branch, in which the status already reports the newest complete
-    // backup.
+    // Invariant 9: a removal starts only from here on, where the status reports the newest complete backup.
     let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {
@@ -75,7 +74,7 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
     planned(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// True if the condition `RetentionApplied` already reports the problem.
+/// True if the condition `RetentionApplied` reports the problem.
 fn is_reported(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     let conditions = backup.status.as_ref().map(|status| &status.conditions);
     let applied = conditions.and_then(|all| find(all, &ConditionType::RetentionApplied));

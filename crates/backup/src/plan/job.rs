@@ -56,8 +56,8 @@ pub enum Job {
         /// The task of the pod, which its arguments contain.
         order: Order,
     },
-    /// The deletion of a backup pod that an earlier operator process has created. Otherwise the pod could store its
-    /// backup after the status has reported the end of the attempt.
+    /// The deletion of a backup pod that an earlier operator process has created. Without this deletion, the pod could
+    /// store its backup after the status has reported the end of the attempt.
     LeftPod {
         /// The name of the pod, in the namespace of the EtcdBackup.
         name: String,
@@ -80,7 +80,7 @@ pub(super) fn transfer(
         return Ok(None);
     };
     // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. Endpoints that this pod can reach need
-    // no grant, because other pods of the namespace can reach them too.
+    // no grant, because every pod of the namespace can reach them.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -134,9 +134,11 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to which the transfer connects. If they are addresses of pods, also the ID of the cluster that must answer.
+/// Returns the URLs to which the transfer connects. If the URLs are addresses of pods, also returns the ID of the
+/// cluster that must answer.
 ///
-/// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has none, the transfer fails.
+/// Invariant 28: an endpoint outside of the namespace needs a grant. If an endpoint lacks its grant, this function
+/// fails, and the transfer does not start.
 fn reachable(
     endpoints: &[Endpoint],
     in_pod_there: bool,

@@ -42,8 +42,8 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
         let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
-        // The store is read for an overdue backup even during a back-off, because only the store shows whether the
-        // backup is complete or has failed.
+        // For an overdue backup, the store is read even during a back-off. Only the store shows whether the backup is
+        // complete or has failed.
         let reads = state.may_begin(now) || overdue(backup, snapshot, now);
         return need_if(Need::Destination, ended && reads);
     }

@@ -23,8 +23,8 @@ const NAME_DIGITS: usize = 20;
 /// Memory request and memory limit. A transfer streams the snapshot, so it needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod for this order. It depends only on the order, so a second operator process finds the pod of the
-/// first process (invariant 11).
+/// The name of the pod for this order. The name depends only on the order, so a second operator process finds the pod
+/// of the first process (invariant 11).
 fn name(order: &Order) -> String {
     name_of(&order.uid, &order.work_id())
 }

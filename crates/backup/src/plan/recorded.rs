@@ -33,13 +33,14 @@ pub(super) fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// True if the condition reports a rejected spec. Each reconcile checks such a spec again, because a later release of
-/// the operator may accept it.
+/// True if the condition reports a rejected spec. Each reconcile checks a rejected spec again, because a later release
+/// of the operator may accept the spec.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// The start time of the backup in progress. `None` if the spec has changed since then.
+/// The start time of the backup in progress. `None` if no backup is in progress, or if the spec has changed since the
+/// start.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -70,7 +71,8 @@ pub(super) fn has_removable_finalizer(backup: &EtcdBackup) -> bool {
 }
 
 /// The finalizers that this operator may remove. While the EtcdBackup is being deleted, this includes the finalizer of
-/// coreos/etcd-operator. Before, that finalizer stays, because a running coreos/etcd-operator would set it again.
+/// coreos/etcd-operator. Before the deletion, the finalizer of coreos/etcd-operator stays, because a running
+/// coreos/etcd-operator would set it again.
 pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
     match backup.metadata.deletion_timestamp {
         Some(_) => &[FINALIZER_STORED, FINALIZER_COREOS_PERIODIC],

@@ -1,8 +1,8 @@
 //! Plans the agent that records all changes of a cluster (`spec.continuous`). The plan is a pure function.
 //!
-//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. It reads the report of the
-//! agent regularly, and writes it to the status. Each write triggers a reconcile, so the plan reads nothing before the
-//! next check is due.
+//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. The operator reads the
+//! report of the agent regularly, and writes it to the status. Each write of the status triggers a reconcile. The
+//! reconcile reads the agent only if a check is due, so that these writes cause no endless loop.
 
 use std::time::Duration;
 
@@ -27,12 +27,13 @@ mod deployment;
 const CHECK: SignedDuration = SignedDuration::from_secs(15);
 /// Interval between two checks of an agent that starts, ends, or has a problem.
 const POLL: SignedDuration = SignedDuration::from_secs(5);
-/// Time in which the agent ends after the deletion of its Deployment. Its pod has a grace period of 30 seconds.
+/// Time limit for the end of the agent during the deletion of the EtcdBackup. The pod of the agent has a grace period
+/// of 30 seconds.
 const STOP_WAIT: SignedDuration = SignedDuration::from_mins(2);
 /// Number of digits of the digest in the name of a Deployment.
 const NAME_DIGITS: usize = 20;
 
-/// What the operator does with the Deployment.
+/// The action of the operator for the Deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RecordingStep {
     /// Nothing.
@@ -44,7 +45,7 @@ pub enum RecordingStep {
     Delete(Box<Deployment>),
 }
 
-/// What the status reports about the agent.
+/// The report of the status about the agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RecordingVerdict {
     /// The report in the status does not change.
@@ -56,12 +57,12 @@ pub enum RecordingVerdict {
     Waiting(Trouble),
     /// The agent has reported its progress.
     Reported {
-        /// The location of all objects. `None` if unknown.
+        /// The location of the objects that the agent writes. `None` if unknown.
         location: Option<String>,
         /// The report.
         report: Box<AgentReport>,
-        /// Why the operator cannot apply the current spec to the agent. The agent still runs with the previous one.
-        /// `None` if the agent has the current spec or is updated now.
+        /// Why the operator cannot apply the current spec to the agent, which runs with the previous spec. `None` if
+        /// the agent has the current spec or is updated now.
         obstacle: Option<Trouble>,
     },
 }
@@ -69,9 +70,9 @@ pub enum RecordingVerdict {
 /// The next step of the agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordingPlan {
-    /// What the operator does now.
+    /// The action of the operator in this reconcile.
     pub step: RecordingStep,
-    /// What the status reports.
+    /// The report of the status.
     pub verdict: RecordingVerdict,
     /// Time until the next check; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
@@ -113,9 +114,9 @@ impl RecordingPlan {
 pub(crate) enum RecordingNeed {
     /// No data about the agent.
     Nothing,
-    /// The Deployment and its pods.
+    /// The Deployment, and the report of its pod.
     Agent,
-    /// The agent, its report, and what it records.
+    /// The Deployment, the report of its pod, and the cluster and the store that the agent records.
     AgentAndTarget,
 }
 
@@ -149,7 +150,7 @@ pub(super) fn records(backup: &EtcdBackup) -> bool {
     backup.spec.continuous.is_some() || recorded(backup).is_some()
 }
 
-/// True if the operator will remove the objects of the agent. The agent must end before.
+/// True if the deletion of the EtcdBackup removes the objects of the agent. The agent must end before this removal.
 fn must_stop_first(backup: &EtcdBackup) -> bool {
     records(backup) && wants_finalizer(backup) && has_finalizer(backup)
 }
@@ -164,8 +165,8 @@ fn next_check(backup: &EtcdBackup) -> Option<Timestamp> {
     last.checked_add(if reports { CHECK } else { POLL }).ok()
 }
 
-/// The name of the Deployment. It follows from the UID, so a second operator process applies the same Deployment
-/// (invariant 11).
+/// The name of the Deployment. The name depends only on the UID of the EtcdBackup, so a second operator process applies
+/// the same Deployment (invariant 11).
 pub(crate) fn agent_name(backup: &EtcdBackup) -> String {
     let digest = hex::encode(Sha256::digest(backup.uid().unwrap_or_default()));
     format!("etcd-record-{}", &digest[..NAME_DIGITS])
@@ -177,7 +178,8 @@ pub(super) fn delays_deletion(backup: &EtcdBackup, inputs: &RecordingInputs) -> 
     backup.metadata.deletion_timestamp.is_some() && must_stop_first(backup) && !has_ended
 }
 
-/// Why the deletion of the EtcdBackup still waits for the agent. `None` during the time in which the agent ends.
+/// The problem that delays the deletion of the EtcdBackup: the state of the agent is unknown, or the agent has not
+/// ended within [`STOP_WAIT`]. `None` if there is no problem yet.
 pub(super) fn deletion_obstacle(
     backup: &EtcdBackup,
     inputs: &RecordingInputs,
@@ -200,8 +202,8 @@ pub(super) fn deletion_obstacle(
 /// Plans the next step of the agent.
 pub(super) fn plan(backup: &EtcdBackup, inputs: &RecordingInputs, now: Timestamp) -> RecordingPlan {
     if backup.metadata.deletion_timestamp.is_some() {
-        // The agent is stopped here only if stored backups must be removed after its end. Otherwise Kubernetes deletes
-        // its Deployment together with the EtcdBackup.
+        // The operator deletes the Deployment only if it must remove the stored backups after the end of the agent. In
+        // every other case, Kubernetes deletes the Deployment together with the EtcdBackup.
         return if must_stop_first(backup) {
             stop(&inputs.agent, RecordingVerdict::Unchanged)
         } else {
@@ -262,8 +264,9 @@ fn plan_agent(
         (AgentState::Missing, Ok(target)) => {
             RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
         }
-        // The running agent would store changes without encryption until the trouble ends, for example until the Secret
-        // with the key exists. A start of the encryption causes a gap anyway.
+        // The spec requires encryption, but the running agent does not encrypt. The agent is therefore stopped until
+        // `trouble` ends, for example until the Secret with the key exists. The stop costs little, because a start of
+        // the encryption always causes a gap.
         (AgentState::Found(found), Err(trouble))
             if backup.spec.encryption.is_some() && !deployment::encrypts(&found.deployment) =>
         {
@@ -287,7 +290,8 @@ fn plan_agent(
     }
 }
 
-/// Reports the progress of an agent. Without a report, the reason is the problem of the pod, or else `otherwise`.
+/// Reports the progress of an agent. If there is no report, reports the problem of the pod, or `otherwise` if the pod
+/// has no problem.
 fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> RecordingPlan {
     let Some(report) = &found.report else {
         return RecordingPlan::wait(found.problem.clone().unwrap_or(otherwise));
@@ -303,7 +307,7 @@ fn report(found: &FoundAgent, location: Option<String>, otherwise: Trouble) -> R
     }
 }
 
-/// Deletes the Deployment. Reports `ended` when its pod has ended too.
+/// Deletes the Deployment. Reports `ended` when the Deployment and its pod no longer exist.
 fn stop(agent: &AgentState, ended: RecordingVerdict) -> RecordingPlan {
     match agent {
         AgentState::Missing | AgentState::Foreign => RecordingPlan {
@@ -325,7 +329,8 @@ fn hibernates(target: &AgentTarget) -> bool {
     cluster.is_some_and(|cluster| cluster.spec.hibernate)
 }
 
-/// A hibernated cluster has no members and no changes, so its agent is deleted until the cluster runs again.
+/// A hibernated cluster has no members and no changes, so the Deployment of its agent is deleted. The operator creates
+/// the Deployment again when the cluster runs.
 fn hibernated(agent: &AgentState) -> RecordingPlan {
     let message = "the EtcdCluster hibernates, so there are no changes to record";
     let plan = RecordingPlan::wait(Trouble::new(Reason::Hibernated, message));

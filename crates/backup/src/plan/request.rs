@@ -35,8 +35,8 @@ pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     failed.map_or(Some(requested), |failed| failed.checked_add(RETRY).ok())
 }
 
-/// True if a backup was completed since the request, and no such backup has been verified. The verification then
-/// starts at once, without waiting for its schedule.
+/// True if a backup was completed after the request, and no backup from after the request was verified yet. The
+/// verification does not wait for its schedule in this case.
 pub(super) fn wants_verification(backup: &EtcdBackup) -> bool {
     let (Some(requested), Some(status)) = (requested(backup), backup.status.as_ref()) else {
         return false;

@@ -126,8 +126,8 @@ impl Schedule {
         due(later(planned, self.jitter(interval, seed, planned)), now)
     }
 
-    /// A delay of at most a twentieth of the interval, so that EtcdBackups with the same schedule do not start
-    /// together.
+    /// A delay of at most a twentieth of the interval, so that the backups of EtcdBackups with the same schedule start
+    /// at different times.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
         // The jitter is at most half of the starting deadline, so that a delayed run does not miss the deadline.
@@ -356,8 +356,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // At the start of daylight saving time, the hour from 02:00 to 03:00 does not exist in Berlin. An hourly run
-        // still starts one hour after the previous run.
+        // At the start of daylight saving time, the hour from 02:00 to 03:00 does not exist in Berlin. The next hourly
+        // run starts one hour after the previous run.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),

@@ -1,8 +1,8 @@
 //! Plans verifications: each restores the newest backup in a separate pod. Performs no I/O.
 //!
 //! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod
-//! depends on this record, so a new operator process finds the pod. The pod is deleted before its result is recorded;
-//! if the operator ends in between, the verification is repeated.
+//! depends on this record, so a new operator process finds the pod. The pod is deleted before its result is recorded.
+//! If the operator process ends between the deletion and the record, the verification is repeated.
 
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ pub(crate) enum VerificationNeed {
 }
 
 /// The data that [`plan`] needs at this time. Reading [`VerificationNeed::Turn`] may reserve the turn of the namespace
-/// for this EtcdBackup. It is therefore read only if the verification can start now.
+/// for this EtcdBackup. `Turn` is therefore needed only if the verification can start now.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;
@@ -212,8 +212,8 @@ pub(crate) fn plan(
         ),
         PodState::Unknown(why) => VerificationPlan::wait(why, INPUT_RETRY),
         PodState::NotRead => VerificationPlan::wait(RUNNING, INPUT_RETRY),
-        // The pod was deleted before it reported a result, and a newer backup exists now. The newest backup is verified
-        // instead of the backup in `record`.
+        // The pod was deleted before it reported a result, and a newer backup exists now. The newest backup is
+        // verified, and not the older backup in `record`.
         PodState::Missing if location(backup) != Some(record.location.as_str()) => {
             let location = location(backup).unwrap_or_default().to_owned();
             let verdict = VerificationVerdict::Starting(location);
@@ -338,8 +338,8 @@ fn retry_pause(failures: i32) -> SignedDuration {
     (RETRY * 2_i32.pow(doubled)).min(MAX_RETRY)
 }
 
-/// The name of the pod. It depends only on the record in the status, so a second operator process finds the pod of the
-/// first process (invariant 11).
+/// The name of the pod. The name depends only on `status.verification`, so a second operator process finds the pod of
+/// the first process (invariant 11).
 fn pod_name(backup: &EtcdBackup, location: &str, started: Timestamp) -> String {
     let uid = backup.uid().unwrap_or_default();
     let digest = hex::encode(Sha256::digest(format!("{uid}\n{location}\n{started}")));

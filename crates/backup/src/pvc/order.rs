@@ -24,8 +24,7 @@ pub(crate) const ENCRYPTION: &str = "/run/backup/encryption";
 
 /// Maximum number of backups in a report, the same as in `status.backups`.
 const LISTED: usize = 10;
-/// Maximum length of a message in bytes. The report with the message then fits into a termination message of 4096
-/// bytes.
+/// Maximum length of a message in bytes. With this limit, a report fits into a termination message of 4096 bytes.
 const MAX_MESSAGE: usize = 2048;
 
 /// The transfer or removal that a pod carries out. The order contains no credentials, because it is an argument of the
@@ -55,7 +54,7 @@ pub enum Task {
         rules: Rules,
         /// The location of the newest backup.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path.
+        /// The UIDs of all other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
         /// The time from which the ages of backups are computed, because the clock of the pod's node may be wrong
         /// (invariant 9).
@@ -204,8 +203,8 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The list `kept` may lack the newest backup, because the pod truncates the list. The newest backup is
-                // added here, because a removal always keeps it.
+                // The list `kept` may lack the newest backup, because the pod truncates the list. This function adds
+                // the newest backup to the list, because a removal always keeps that backup.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {

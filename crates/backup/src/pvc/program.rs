@@ -90,8 +90,8 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// Opens the mounted volume as a store. `owned_by` ensures that the store never deletes unfinished files of other
-/// EtcdBackups.
+/// Opens the mounted volume as a store. With `owned_by`, the store ignores an unfinished file of another EtcdBackup,
+/// unless the file was not written for ten minutes.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
@@ -163,7 +163,7 @@ async fn stored(
         encrypted: encryption.is_some(),
         verify_content: true,
     };
-    // An earlier pod for this order may have completed the backup. The report then contains this backup.
+    // An earlier pod for this order may have completed the backup. In this case, the report contains that backup.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,
@@ -179,7 +179,7 @@ async fn stored(
         cluster,
         limits: EndpointLimits::default(),
         // An EtcdBackup has at most one pod at a time, so all its unfinished files are from earlier pods. The transfer
-        // deletes all files from before `since`.
+        // deletes all unfinished files from before `since`.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;

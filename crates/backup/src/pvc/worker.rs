@@ -54,7 +54,8 @@ pub(crate) struct PodWorker<T> {
     pub(crate) pod: Pod,
     /// The order that the pod carries out.
     pub(crate) order: Order,
-    /// Canceled when this process shuts down. The worker then keeps the pod, so that the next process can wait for it.
+    /// Canceled when this process shuts down. After a shutdown, the worker keeps the pod, so that the next operator
+    /// process can wait for it.
     pub(crate) shutdown: CancellationToken,
     /// Converts the report of the pod into the result of the worker.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,

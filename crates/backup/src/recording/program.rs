@@ -45,9 +45,9 @@ pub struct Record {
     keys: PathBuf,
 }
 
-/// Records until the process receives SIGTERM, or until a mounted Secret changes: the kubelet then starts the program
-/// again. Returns false if the agent cannot record. The last log line is the reason, which the operator reads from the
-/// status of the pod.
+/// Records until the process receives SIGTERM, or until a mounted Secret changes. After a change of a Secret, the
+/// kubelet starts the program again. Returns false if the agent cannot record. The last log line is the reason, which
+/// the operator reads from the status of the pod.
 pub async fn run(arguments: &Record) -> bool {
     match Box::pin(record(arguments)).await {
         Ok(()) => true,
@@ -102,7 +102,7 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
             Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
         }),
         () = ended_after_change(&mounted) => {
-            // The next process reads the changes of these segments again from etcd.
+            // No change is lost: the next process reads the changes of these segments again from etcd.
             tracing::warn!("the last segments cannot be stored with the old Secrets: the agent starts again");
             Ok(())
         }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 /// Maximum length of a report in bytes. A report with ten gaps has about 2,500 bytes.
 const MAX_REPORT: u64 = 16 << 10;
-/// Pause after the port could not be opened.
+/// Pause between two attempts to open the port.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The progress of the agent, and the time of its clock. All times in the progress are times of this clock.

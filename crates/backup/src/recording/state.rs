@@ -1,4 +1,4 @@
-//! What the operator reads about the agent. Plain data without clients.
+//! The data that the operator reads about the agent. Plain data without clients.
 
 use api::manifest::ManifestCluster;
 use api::storage::StorageBlock;
@@ -18,7 +18,7 @@ pub enum AgentState {
     Unknown(String),
     /// There is neither a Deployment nor a pod.
     Missing,
-    /// There is no Deployment, but its pod has not ended.
+    /// The Deployment no longer exists, but its pod has not ended.
     Stopping,
     /// The Deployment has another owner.
     Foreign,
@@ -37,7 +37,7 @@ pub struct FoundAgent {
     pub problem: Option<Trouble>,
 }
 
-/// What the agent records, and where.
+/// The cluster that the agent records, and the store of its objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentTarget {
     /// Client URLs of the cluster.
@@ -46,7 +46,7 @@ pub struct AgentTarget {
     pub cluster: Option<Box<ManifestCluster>>,
     /// The storage block of the EtcdBackup.
     pub storage: StorageBlock,
-    /// The location of all objects.
+    /// The location of the objects that the agent writes.
     pub location: String,
     /// The image of the operators.
     pub image: OperatorImage,
@@ -59,6 +59,7 @@ pub struct AgentTarget {
 pub struct RecordingInputs {
     /// The agent.
     pub agent: AgentState,
-    /// What the agent records, or why this is unknown. `None` if the plan does not need it.
+    /// The cluster and the store that the agent records, or why they are unknown. `None` if the plan does not need
+    /// them.
     pub target: Option<Result<AgentTarget, Trouble>>,
 }

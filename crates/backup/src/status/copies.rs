@@ -140,8 +140,8 @@ fn finding(spec: &EtcdBackupSpec, status: &EtcdBackupStatus) -> Option<Finding> 
         ));
     }
     let old = find(&status.conditions, &ConditionType::Copied);
-    // A condition that is not False stays unchanged. If it is False, the failed copy has succeeded since, but another
-    // copy is still missing.
+    // No copy has a problem, but a store lacks the newest backup. A condition `Copied` that is True or Unknown stays
+    // unchanged. If the condition is False or missing, it becomes Unknown.
     if old.is_some_and(|old| old.status != "False") {
         return None;
     }

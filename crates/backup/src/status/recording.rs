@@ -12,7 +12,7 @@ use crate::plan::RecordingVerdict;
 use crate::reason::{Reason, Trouble};
 use crate::recording::AgentReport;
 
-/// With a longer lag, the condition `Recording` is False.
+/// Maximum lag in seconds. With a longer lag, the condition `Recording` is False.
 const MAX_LAG: i64 = 60;
 
 const MICROS: i64 = 1_000_000;
@@ -70,7 +70,7 @@ pub(super) fn record(
     set(&mut status.conditions, &finding, generation, now);
 }
 
-/// The text about an agent that still runs with the previous spec.
+/// The text about an agent that runs with the previous spec, because the operator cannot apply the current spec.
 fn not_applied(trouble: &Trouble) -> String {
     let why = &trouble.message;
     format!(
@@ -125,7 +125,7 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     } = &report.progress;
     continuous.revision = *revision;
     continuous.revision_time = revision_time.and_then(time);
-    // A restarted agent does not report `complete_time` yet, so the status keeps the last known time.
+    // Directly after a restart, the agent reports no `complete_time`, so the status keeps the last known time.
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }

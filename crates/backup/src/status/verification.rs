@@ -52,8 +52,8 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Unchanged => {
-            // No verification is due. A verification in the status that was only queued is removed, because it is no
-            // longer due after a change of the settings.
+            // No verification is due. A queued verification without a failure is removed from the status, because a
+            // change of the settings has made it unnecessary.
             let last = status.verification.take();
             status.verification =
                 last.filter(|last| last.start_time.is_some() || last.failures.is_some());
@@ -95,7 +95,8 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // The verification has no result, so the condition still reports the backup that could not be restored.
+                // This verification has no result, so the condition continues to report the backup that could not be
+                // restored.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -113,8 +114,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let last = status.verification.take().unwrap_or_default();
     status.verification = Some(VerificationStatus {
         location: location.to_owned(),
-        // The time and the cluster ID of this backup are copied now, because a newer backup may change them in the
-        // status before the verification ends.
+        // The time and the cluster ID of this backup are copied at the start. A newer backup may change both values in
+        // the status before the verification ends.
         backup_time: status.last_success_date.clone(),
         cluster_id: status.cluster_id.clone(),
         due_time: last.due_time.or_else(|| Some(now.clone())),
@@ -124,8 +125,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     });
 }
 
-/// Records that the verification of the backup at `location` is due since `now`. An earlier due time is kept. The
-/// number of failures is kept too, because it determines the delay of the next attempt.
+/// Records that the verification of the backup at `location` is due since `now`. This function keeps an earlier due
+/// time. It also keeps the number of failures, which determines the delay of the next attempt.
 fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let queued = || VerificationStatus {
         location: location.to_owned(),
@@ -296,7 +297,7 @@ mod tests {
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
-        // The verification of `s3://b/2` has no result, so the backup is still reported as damaged.
+        // The verification of `s3://b/2` has no result, so the condition continues to report the damaged backup.
         verdicts.extend([starting("s3://b/2"), failed(false)]);
         let status = after_verdicts(&verdicts);
         assert_eq!(condition(&status), reported);
@@ -379,7 +380,7 @@ mod tests {
         assert_eq!(after_verdicts(&verdicts).verification, None);
         // A verification that is no longer due has no due time.
         assert_eq!(due(&[queued(), VerificationVerdict::Unchanged]), None);
-        // A verification that waits for its window is not due yet.
+        // A verification that waits for its window has no due time before it starts.
         let window = VerificationVerdict::Waiting("the window opens at 22:00".to_owned());
         assert_eq!(due(&[window, starting("s3://b/1")]), Some(after(60)));
     }

@@ -30,8 +30,8 @@ pub struct Owner<'a> {
     /// Name of the EtcdCluster in the spec, if any. The manifest must contain this name, because the backup may be
     /// from before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// True if the spec requires encryption. The search then ignores backups that are not encrypted, and otherwise
-    /// ignores encrypted backups.
+    /// True if the spec requires encryption. If true, the search ignores backups that are not encrypted. If false, the
+    /// search ignores encrypted backups.
     pub encrypted: bool,
     /// True if the whole object is read and compared with its manifest when the store has no tags. False in a
     /// reconcile, because this takes too long.
@@ -51,7 +51,7 @@ impl Owner<'_> {
 ///
 /// # Errors
 ///
-/// Fails if the store fails. Without permission to list objects, the result is `Incomplete`.
+/// Fails if the store fails. Without permission to list objects, the result for a numbered name is `Incomplete`.
 pub async fn earlier_attempt(
     store: &dyn Store,
     name: ObjectName,
@@ -69,7 +69,8 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // If the operator may not list objects, it cannot find the earlier attempt, and the next attempt uses another name.
+    // Without permission to list objects, the operator cannot find an object of the earlier attempt. The result then
+    // has no `leftover`.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
@@ -83,8 +84,9 @@ pub async fn earlier_attempt(
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object whose manifest names another EtcdBackup is a backup from the same second, and is kept. Any
-            // other object is incomplete or overwritten, so the next attempt replaces it.
+            // An object with a manifest that does not match `owner` is kept. Such an object is a backup of another
+            // EtcdBackup or of an earlier spec, from the same second. Any other object is incomplete or overwritten, so
+            // the next attempt replaces it.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),
@@ -99,7 +101,7 @@ pub async fn earlier_attempt(
 }
 
 /// Like [`complete_backup`], but also requires that no other writer has overwritten the object since its manifest was
-/// written. Other callers do not check this, because a copy of a backup has another tag.
+/// written. [`complete_backup`] does not check this, because a copy of a backup has another tag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,

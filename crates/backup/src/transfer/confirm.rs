@@ -2,10 +2,11 @@
 //!
 //! Another writer may replace the object before the manifest is written, and no restore would accept the backup. A
 //! proxy may acknowledge writes although the store contains nothing. A backup therefore succeeds only after the store
-//! has returned both.
+//! has returned the object and the manifest.
 //!
-//! A store without tags, such as a directory, does not show that an object was overwritten. The whole object is then
-//! read and compared with the manifest. This takes minutes, so the manifest is read again afterwards.
+//! A store without tags, such as a directory, does not show that an object was overwritten. For such a store, the whole
+//! object is read and compared with the manifest. This takes minutes, so the manifest is read again after the
+//! comparison.
 
 use std::time::Duration;
 
@@ -51,8 +52,8 @@ pub(super) async fn current_manifest(
     }
 }
 
-/// Writes the manifest, and checks that the store returns the object and the manifest. Continues for a short time
-/// after a cancellation.
+/// Writes the manifest, and checks that the store returns the object and the manifest. After a cancellation, this
+/// function continues for at most [`CANCEL_GRACE`].
 pub(super) async fn confirm(
     written: &Written<'_>,
     cancelled: &CancellationToken,
@@ -105,8 +106,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     {
         return Ok(());
     }
-    // The stored manifest of this transfer is deleted, because it describes an object that no longer exists. A manifest
-    // of another writer is kept.
+    // Another writer has replaced or deleted the object. If the stored manifest is from this transfer, it is deleted,
+    // because its object no longer exists. A manifest of another writer is kept.
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {
@@ -131,7 +132,8 @@ async fn has_manifest(
     Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// True if the store still contains the committed object.
+/// True if the object at the key has the size and the tag of the committed object. Without tags, only the size is
+/// compared.
 async fn is_stored(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
     let object = store.head(key).await.map_err(|error| in_store(&error))?;
     Ok(object.is_some_and(|object| {

@@ -1,5 +1,5 @@
-//! Compares the content of a stored backup with its manifest. This is needed for stores without tags, because these do
-//! not show that an object was overwritten, and for copies.
+//! Compares the content of a stored backup with its manifest. Copies need this comparison, and so do stores without
+//! tags, because such a store does not show that an object was overwritten.
 
 use std::io;
 
@@ -90,8 +90,8 @@ pub(super) async fn matches_manifest(
     Ok(comparison.matches())
 }
 
-/// Like [`matches_manifest`], but also requires that the stored manifest is unchanged after the read, because another
-/// writer may replace both during the read.
+/// Like [`matches_manifest`], but the stored manifest must be the same after the read. Another writer may replace the
+/// object and the manifest during the read.
 pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,

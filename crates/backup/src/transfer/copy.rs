@@ -1,7 +1,7 @@
 //! Copies one stored backup to another store. The copy has the bytes and the manifest of the original.
 //!
-//! The content is compared with the manifest while it is copied. The object becomes visible in the other store only if
-//! it matches, and its manifest is written last (invariant 12).
+//! The content is compared with the manifest while it is copied. The copied object becomes visible only if its content
+//! matches the manifest. The manifest of the copy is written last (invariant 12).
 
 use std::sync::Arc;
 
@@ -32,11 +32,11 @@ impl Place {
     }
 }
 
-/// Copies the backup, unless the other store already contains its complete copy. `sha256` is the SHA-256 of the
+/// Copies the backup from `from` to `to`, unless `to` contains the complete copy. `sha256` is the SHA-256 of the
 /// snapshot in the status, if the status contains it. `replaces` is true if the copy may replace another backup at its
 /// key. `since` is the start time of this process.
 ///
-/// Returns `None` if the first store does not contain the complete backup.
+/// Returns `None` if `from` does not contain the complete backup.
 pub(crate) async fn copy_backup(
     (from, to): (&Place, &Place),
     (sha256, replaces): (Option<&str>, bool),
@@ -97,7 +97,7 @@ async fn complete_copy(to: &Place, manifest: &BackupManifest) -> Result<Option<S
     Ok(unchanged.map(|(copy, _)| stored(to.store.as_ref(), &to.key, &copy)))
 }
 
-/// True if both manifests describe the same backup. Only the tag differs between stores.
+/// True if both manifests describe the same backup. The manifests of a backup and of its copy differ only in the tag.
 fn is_same_backup(one: &BackupManifest, other: &BackupManifest) -> bool {
     let without_tag = |manifest: &BackupManifest| BackupManifest {
         store_tag: None,
@@ -122,8 +122,8 @@ async fn copy_object(
         bytes: 0,
         total: Some(size),
     });
-    // The copy continues after a failure here, for example if the operator may not list objects. Unfinished uploads
-    // then stay until a lifecycle rule of the bucket deletes them.
+    // If the unfinished uploads cannot be discarded, for example because the operator may not list objects, the copy
+    // continues. These uploads stay until a lifecycle rule of the bucket deletes them.
     let discarded = store.discard_unfinished(&to.key, since.as_second());
     if let Err(trouble) = cancelable(cancelled, discarded).await {
         let key = &to.key;
@@ -199,7 +199,7 @@ async fn stream(
     Ok(moved == object.size && comparison.matches())
 }
 
-/// Says that the problem is in the first store, and not in the store of the copy.
+/// Adds to the message that the problem is in the first store, and not in the store of the copy.
 fn in_first_store(trouble: &Trouble) -> Trouble {
     let message = format!(
         "the backup cannot be read in the first store: {}",

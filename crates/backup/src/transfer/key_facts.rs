@@ -1,7 +1,7 @@
 //! Requests the hash and the number of keys from the member that sent the snapshot. A restore and a verification
 //! compare these values with the restored data.
 //!
-//! Both values are optional, because the SHA-256 already verifies the bytes of the snapshot.
+//! A backup without these values is valid, because the SHA-256 verifies the bytes of the snapshot.
 
 use etcd::{Error, Inspected};
 
@@ -17,16 +17,17 @@ pub(super) struct KeyFacts {
     pub(super) count: Option<i64>,
 }
 
-/// Maximum size of a database for which the hash is requested. While the member computes it, the member applies no
+/// Maximum size of a database for which the hash is requested. While the member computes the hash, it applies no
 /// writes, for about half a second per GiB.
 const MAX_HASHED: i64 = 1 << 30;
 
-/// Maximum size of a database whose keys are counted, which is the maximum that the etcd documentation recommends.
-/// While the member counts, writes wait for about 0.1 s per million keys.
+/// Maximum size of a database whose keys are counted. The etcd documentation recommends no larger database. While the
+/// member counts the keys, writes wait for about 0.1 s per million keys.
 const MAX_COUNTED: i64 = 8 << 30;
 
 impl Transfer {
-    /// Requests both values. Errors are logged, and the value is then missing.
+    /// Requests the hash and the number of keys. If a request fails, this function logs the error, and the value is
+    /// `None`.
     pub(super) async fn key_facts(&self, member: &Candidate, inspected: &Inspected) -> KeyFacts {
         let (hash, count) =
             tokio::join!(self.hash(member, inspected), self.count(member, inspected));
@@ -39,8 +40,8 @@ impl Transfer {
         }
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         let found = received(answer.await, member, "hash")?;
-        // The hash is left out if etcd was compacted after the snapshot. A compaction changes the hash, so a restore
-        // could not compare it.
+        // If etcd was compacted after the snapshot, the hash is left out. The compaction has changed the hash, so a
+        // restore of the snapshot would compute another hash.
         (found.compacted == inspected.compacted).then_some(found.hash)
     }
 

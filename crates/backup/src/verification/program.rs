@@ -12,7 +12,7 @@ use member::verification::{METRICS, PEER};
 
 use super::pod_state::{Proof, Report};
 
-/// Delay between two requests to etcd, which may not serve yet.
+/// Delay between two requests to etcd. The first requests may fail, because etcd is starting.
 const POLL: Duration = Duration::from_millis(500);
 
 /// Time limit of one request. It is long, because etcd reads its whole database to compute the hash of the keys.
@@ -35,8 +35,8 @@ pub struct Verify {
     report: PathBuf,
 }
 
-/// Compares the restored data with the manifest, and writes the report. Returns true if the data matches. There is no
-/// time limit here, because the pod has a deadline.
+/// Compares the restored data with the manifest, and writes the report. Returns true if the data matches. This function
+/// has no time limit, because the pod has a deadline.
 pub async fn run(arguments: &Verify) -> bool {
     let report = compare(arguments).await;
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -70,9 +70,9 @@ fn expected(path: &Path) -> Option<Contents> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Compares the data that etcd serves with the manifest. A higher revision is allowed, because an expired lease
-/// deletes keys and raises the revision. The number of keys is then not compared, but the hash is, because it covers
-/// only the revisions of the backup.
+/// Compares the data that etcd serves with the manifest. A higher revision is allowed, because an expired lease deletes
+/// keys and raises the revision. With a higher revision, the number of keys is not compared. The hash in the manifest
+/// covers only the revisions of the backup, so a higher revision does not prevent its comparison.
 fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if found.revision < expected.revision {
         return Report::Failed {

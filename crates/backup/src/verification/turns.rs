@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The UID of the EtcdBackup that has the turn, by namespace. Only this EtcdBackup may be verified.
+/// The UID of the EtcdBackup that has the turn, by namespace. Every other EtcdBackup of the namespace waits, unless it
+/// allows concurrent verifications.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<HashMap<String, String>>);
 
@@ -13,7 +14,7 @@ impl Turns {
     /// namespace has the turn or is being verified. `running` contains the UIDs of all EtcdBackups whose status
     /// reports a running verification, oldest first.
     ///
-    /// The cached status may be stale, so this process remembers the turn as well.
+    /// The cached status may be stale, so this process also keeps the turn in memory.
     pub(crate) fn take(
         &self,
         namespace: &str,
@@ -32,8 +33,8 @@ impl Turns {
         granted
     }
 
-    /// Called for an EtcdBackup with `spec.verification.allowConcurrent`, which needs no turn. It gets the turn if no
-    /// other EtcdBackup has it, so that other EtcdBackups wait until its verification has ended.
+    /// Called for an EtcdBackup with `spec.verification.allowConcurrent`, which needs no turn. This EtcdBackup gets the
+    /// turn if no EtcdBackup has it, so that the next EtcdBackups wait until its verification has ended.
     pub(crate) fn join(&self, namespace: &str, uid: &str) {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         turns
@@ -69,7 +70,7 @@ mod tests {
     }
 
     /// The EtcdBackup `b` allows concurrent verifications, so it neither waits for `a` nor ends the turn of `a`. `c`
-    /// waits for both.
+    /// waits for `a` and for `b`.
     #[test]
     fn concurrent_verification_does_not_end_turn_of_other_etcdbackup() {
         let turns = Turns::default();

@@ -437,7 +437,7 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     })
     .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The retry keeps the recorded count of unfinished attempts, but it also waits until `start` is called.
+    // The retry keeps the recorded count of unfinished attempts, and waits until `start` is called.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue((owner("0"), "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)

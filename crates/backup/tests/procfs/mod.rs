@@ -12,7 +12,7 @@ pub(crate) fn processor() -> Duration {
     times(&own, 2)
 }
 
-/// The processor time of this process and its child processes, including those that have ended.
+/// The processor time of this process, of its running child processes, and of child processes that have ended.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor_of_all() -> Duration {
     own_and_started("stat")

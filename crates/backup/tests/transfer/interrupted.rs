@@ -47,7 +47,7 @@ async fn backup_completes_after_kill_of_sending_member() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // One of the two followers sends the snapshot, so both are killed.
+        // One of the two followers sends the snapshot. The test does not know which, so it kills both followers.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {

@@ -75,7 +75,8 @@ fn long_ago() -> Timestamp {
     Timestamp::from_second(1_000_000_000).unwrap()
 }
 
-/// Writes values of 256 KiB each. The upload of 20 MiB has several parts.
+/// Writes values of 256 KiB, `mebibytes` MiB in total, and the key `last`. Returns the revision of `last`. The upload
+/// of a backup of 20 MiB has several parts.
 async fn fill(url: &str, mebibytes: usize) -> i64 {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = vec![b'v'; 1 << 18];
@@ -215,7 +216,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum, etcd returns no member list, but the member `m1` can still send its snapshot.
+    // Without a quorum, etcd returns no member list, but the member `m1` can send its snapshot.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -281,8 +282,8 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case without a connection runs first. After another case, `accept` could return a pending connection of that
-    // case.
+    // The case without a connection runs first. If it ran later, `accept` could return a pending connection of an
+    // earlier case.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),
@@ -302,7 +303,8 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: another cluster may get the address of a deleted pod. Its snapshot must not be stored.
+/// Invariant 28: a member of another cluster may get the address of a deleted pod. The snapshot of the other cluster
+/// must not be stored.
 #[tokio::test]
 async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::{CaScope, Key, Made, Rule, renewal};
 use crate::ownership::is_of_others;
 
-/// The data keys of a Secret, with the names that cert-manager and `kubectl create secret tls` use.
+/// The data keys of a certificate and its private key. cert-manager and `kubectl create secret tls` use these names.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
 /// The data key of the trusted CAs.
@@ -38,7 +38,7 @@ pub struct Leaf {
     pub names: BTreeSet<String>,
     /// Digest of the certificate.
     pub fingerprint: String,
-    /// True for a CA certificate whose name the operator can write as the issuer of other certificates.
+    /// True for a CA certificate whose subject is only a common name: the operator writes only such issuer names.
     pub can_sign: bool,
 }
 
@@ -261,7 +261,7 @@ pub(crate) fn authority_secret(
     secret
 }
 
-/// Label of a Secret: the use of the certificate that the Secret contains.
+/// Label of a Secret. The value is the use of the certificate, or `authority` for the Secret of a CA.
 const LABEL_CERTIFICATE: &str = "etcd.database.coreos.com/certificate";
 
 /// Builds the Secret of a certificate, in the format of type `kubernetes.io/tls`.
@@ -278,7 +278,7 @@ pub(crate) fn leaf_secret(
     }
 }
 
-/// Builds a Secret with a certificate, its key and the CAs that its owner trusts.
+/// Builds a Secret with a certificate, its key and the CAs that the holder of the certificate trusts.
 fn secret(
     rule: &Rule,
     name: String,

@@ -114,8 +114,7 @@ impl Certificates {
         secrets.flat_map(|held| held.trusts.keys()).collect()
     }
 
-    /// True if the etcd in this pod accepts certificates of this issuer. False if no Secret contains the issuer's CA
-    /// any more.
+    /// True if the etcd in this pod accepts certificates of this issuer. False if no Secret contains the issuer's CA.
     pub fn accepts(&self, member: &str, scope: CaScope, issuer: &[u8]) -> bool {
         let Some(started) = self.started_with(member) else {
             return false;
@@ -131,8 +130,7 @@ impl Certificates {
         started.is_some_and(|started| of_circle(&started, scope).contains(&short(fingerprint)))
     }
 
-    /// True if the etcd in this pod was started with a CA that is valid at this time. False if no Secret contains that
-    /// CA any more.
+    /// True if the etcd in this pod was started with a CA that is valid now. False if no Secret contains that CA.
     pub fn trusts_valid(&self, member: &str, scope: CaScope, now: Timestamp) -> bool {
         let anchors = self.secrets.values().flat_map(|held| &held.trusts);
         let mut valid = anchors.filter(|(_, anchor)| anchor.not_after > now);
@@ -161,8 +159,8 @@ impl Certificates {
         members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
-    /// True if all running members trust the current signer. A new member, with a certificate of this signer, can then
-    /// connect to them.
+    /// True without TLS between members, or if all running members trust the current signer of peer certificates: a new
+    /// member can connect to them.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
@@ -225,8 +223,8 @@ fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// The first time at which the pod trusts no valid CA for peers, or none for clients. `None` for CAs in Secrets of
-    /// other owners, because their expiry is not recorded.
+    /// The first time at which the pod trusts no valid CA for peers or no valid CA for clients. `None` for CAs in
+    /// Secrets of other owners, because their expiry is not recorded.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

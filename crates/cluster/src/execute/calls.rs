@@ -9,7 +9,7 @@ use crate::action::{AuthChange, EtcdCall};
 use crate::execute::{Error, ExecuteContext};
 
 impl ExecuteContext<'_> {
-    /// Sends one call. A change of the member list is sent to the client URLs in `via`. `text` describes the call in
+    /// Sends one call; a change of the member list goes to the client URLs in `via`. `text` describes the call in
     /// errors.
     pub(super) async fn call(
         &self,

@@ -27,7 +27,7 @@ const MEMBER: &str = "db-aaaaaaaaaa";
 enum Does {
     Takes(Duration),
     Answers(u16, &'static str),
-    /// The first request gets the first status code, the second request gets the second, and so on.
+    /// The requests get these status codes in order, whatever the kind of their objects.
     InTurn(&'static [u16]),
 }
 
@@ -82,7 +82,7 @@ enum Mark {
     Again,
 }
 
-/// Starts a member whose observation is still fresh for the time `left`. Returns the requests and the outcome.
+/// Starts a member from an observation that is fresh for the time `left`. Returns the requests and the outcome.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
@@ -99,7 +99,7 @@ async fn started_with(
     (asked, acted.remove(0))
 }
 
-/// Starts the member again from several observations, each time with the same step.
+/// Executes the same step, which starts the member, `snapshots` times.
 async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Mark),
@@ -200,7 +200,7 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires_befor
         acted.failed
     );
     // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
-    // sends no such request and removes the annotation.
+    // sends no request for the pod and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
     // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the
@@ -287,7 +287,7 @@ async fn failed_removal_of_started_annotation_is_retried() {
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
     // Status 409 means that another process has changed the Service since the operator set the annotation. The operator
-    // then does not retry the removal, and records both errors.
+    // then does not retry the removal, and records two errors: the rejected PVC and the changed Service.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);

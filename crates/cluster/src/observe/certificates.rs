@@ -54,7 +54,7 @@ pub(super) async fn read(
     Ok(reads.await?.into_iter().flatten().collect())
 }
 
-/// Removes the problem of a missing Secret if the operator will create the Secret.
+/// Removes `SecretMissing` from the TLS faults if the operator will create the Secret of its own certificate.
 pub(super) fn expect(observed: &mut Observed) {
     let certificates = &observed.certificates;
     if let Some(rule) = &certificates.rule
@@ -69,8 +69,8 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// Records that a pod must be recreated if its etcd trusts outdated CAs. The operator replaces a member without a
-/// volume, so its pod is recorded only if the running members would accept a new member.
+/// Records that a pod must be recreated if its etcd trusts outdated CAs. Instead of recreating a pod without a volume,
+/// the operator replaces its member, so this pod is recorded only if the running members would accept a new member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

@@ -64,8 +64,8 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    /// Invariants 5 and 20: the operator decides with the API server's time whether a member is dead or a certificate
-    /// is due.
+    /// Invariants 5 and 20: the operator needs the API server's time to decide whether a member is lost or a
+    /// certificate is due.
     #[tokio::test]
     async fn api_server_time_is_read_for_lost_pods_and_generated_certificates() {
         let plain = json!({ "name": "db-a" });

@@ -47,7 +47,7 @@ const EMPTY: &str = "has already been bootstrapped";
 /// pod that the operator recreates on an existing volume.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
-/// Messages about failures that have another cause than the data. A replacement would fail in the same way.
+/// Messages about failures that have another cause than the data. A replacement member would fail in the same way.
 const SURROUNDINGS: [&str; 9] = [
     "no space left on device",
     "permission denied",
@@ -60,8 +60,8 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database, with its path
-/// since etcd 3.6 and its earlier path.
+/// Go packages in a stack trace from inside the database. The first is bbolt; the others are the package that opens the
+/// database, under its path since etcd 3.6 and under its earlier path.
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",
@@ -69,7 +69,7 @@ const DATABASE: [&str; 3] = [
 ];
 
 /// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines. After a
-/// message about a flag, etcd prints its usage.
+/// message about a flag, etcd prints the usage of its flags.
 const LAST_WORDS: [&str; 6] = [
     "flag provided but not defined",
     "invalid value \"",

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // The pod's condition `Ready` (`unready`) counts too, because the container status is outdated on a lost node,
-        // and the node controller sets only this condition to false.
+        // The container status alone is not enough: on a lost node it is outdated, and the node controller sets only
+        // the pod's condition `Ready` to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod

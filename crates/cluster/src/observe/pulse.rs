@@ -20,8 +20,7 @@ use super::{IMPATIENCE, status as serving};
 use crate::plan::is_late_to_serve;
 use crate::snapshot::{Pod, Role};
 
-/// etcd's flag for the health listener, which has no TLS. The operator calls the listener only if the pod has this
-/// flag.
+/// etcd's flag for the health listener, which has no TLS. The operator calls only listeners of pods with this flag.
 const LISTENER: &str = "--listen-metrics-urls";
 
 /// How long the operator waits for the client listener after the health listener has answered. This short time is
@@ -153,7 +152,7 @@ mod tests {
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// With the short deadline, a slow voter would never count as serving, and would never become an endpoint.
+    /// If the short deadline applied to every voter, a slow voter would never become an endpoint of the client Service.
     #[tokio::test]
     async fn only_new_or_unready_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {

@@ -95,8 +95,7 @@ async fn seed(
     observed: &Observed,
 ) -> Option<Seen<SeedAnswer>> {
     let name = &observed.recovery.in_progress()?.member;
-    // The operator calls the seed only while its etcd container runs, because etcd starts after the seed has copied all
-    // data.
+    // The operator calls the seed only while its etcd container runs: etcd starts after the seed has copied all data.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

@@ -1,4 +1,4 @@
-//! Determines the TLS settings with which members were started, from `status.TLS` and the pods. Performs no I/O.
+//! Determines, without I/O, the TLS settings with which members were started: from `status.TLS`, the pods and the PVCs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,7 @@ use crate::switch::{Clients, Maker, Started, TlsMode};
 const PEERS: &str = "--listen-peer-urls=";
 const CLIENTS: &str = "--listen-client-urls=";
 
-/// The TLS policy of a pod, from its annotation. Without the annotation, the arguments can show that the pod has no
-/// TLS.
+/// The TLS policy of a pod, from its annotation. Without the annotation, the arguments may show a pod without TLS.
 #[expect(
     clippy::option_option,
     reason = "the inner None means no TLS, the outer None means unknown"

@@ -47,7 +47,7 @@ fn durable() -> EtcdClusterSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// All objects that the operator builds for a cluster with one member.
+/// The objects that the operator builds for a cluster and for the member `MEMBER`.
 fn made(spec: EtcdClusterSpec) -> Objects {
     let cluster = cluster(spec);
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
@@ -94,7 +94,7 @@ fn look_at(objects: Objects) -> KubeSnapshot {
     objects.snapshot(effective)
 }
 
-/// A snapshot for tests of the cache.
+/// A snapshot of a cluster with one member, for tests of other modules.
 pub(crate) fn snapshot() -> KubeSnapshot {
     look_at(made(durable()))
 }
@@ -153,8 +153,7 @@ fn voter_is_not_called_until_its_service_has_endpoints() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // A learner is called even without endpoints, because its answer shows that its requests to the other members are
-    // done.
+    // A learner is called even without endpoints: its answer shows that its requests to the other members are done.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
@@ -191,8 +190,8 @@ fn objects_built_by_operator_have_no_drift() {
     );
 }
 
-/// The API server adds defaults to the objects. If they counted as drift, the operator would write the objects again
-/// and again.
+/// The API server adds defaults to the objects. If they counted as drift, the operator would write the objects
+/// repeatedly.
 #[test]
 fn defaults_of_api_server_are_not_reported_as_drift() {
     let observed = seen(|objects| {
@@ -517,8 +516,8 @@ fn same_named_objects_of_other_owners_are_recognized() {
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // A Service without an owner does not count as a Service of another owner: it remains from a deleted EtcdCluster
-    // whose children were kept.
+    // A Service with the cluster's labels and without an owner does not count as a Service of another owner: it remains
+    // from a deleted EtcdCluster whose children were kept.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 

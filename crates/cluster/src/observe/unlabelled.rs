@@ -1,8 +1,8 @@
-//! Reads objects by name if their labels were removed. Otherwise their members would count as lost although the pod or
-//! PVC exists (invariant 1).
+//! Reads objects by name if their labels were removed. Without these reads, their members would count as lost although
+//! the pod or PVC exists (invariant 1).
 //!
 //! The operator lists a cluster's objects by label. If the status names a member, and the list of pods, PVCs or
-//! Services lacks it, the operator reads that object by its name.
+//! Services lacks the member's object, the operator reads that object by its name.
 
 use std::collections::BTreeSet;
 
@@ -31,8 +31,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Adds the missing objects to the lists. Reads in the same order as the lists, so that concurrent writes of another
-/// operator process never look like a lost object.
+/// Adds the missing objects to the lists. Reads Services, then pods, then PVCs, as the lists were read, so that
+/// concurrent writes of another operator process never look like a lost object.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,

@@ -12,8 +12,8 @@ use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// Adds the Secrets of certificates and the clock to the objects of a cluster. The result lacks the
-/// PodDisruptionBudget and the NetworkPolicy. Without TLS, sends a request only if a pod shows a time.
+/// Adds the Secrets of certificates and the clock to the objects of a cluster. The result lacks the PodDisruptionBudget
+/// and the NetworkPolicy. Without TLS, sends a request only if `pods::tells_a_time` is true for a pod.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,

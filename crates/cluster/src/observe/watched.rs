@@ -12,9 +12,9 @@ use super::{DEADLINE, pods, switch, unwatched};
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// The objects of a cluster. `None` if a cache may be outdated, a pod shows a time, or the Secrets cannot be read. Also
-/// `None` if the operator has work: the spec has changed, TLS is being switched, an object is missing, a pod is
-/// terminating, or the readiness of a pod has changed.
+/// The objects of a cluster. `None` if a cache may be outdated, if `pods::tells_a_time` is true for a pod, or if the
+/// Secrets cannot be read. `None`, too, if the operator has work: the spec has changed, TLS is being switched, an
+/// object is missing, a pod is terminating, or the readiness of a pod has changed.
 pub async fn objects(client: &Client, watched: &Watched, cluster: &EtcdCluster) -> Option<Objects> {
     let (namespace, name) = (cluster.namespace()?, cluster.name_any());
     let of_cluster = (namespace.as_str(), name.as_str());

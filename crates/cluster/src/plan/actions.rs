@@ -161,8 +161,8 @@ pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Records the desired password in the operator's own Secret. `others`: the record also keeps the passwords that etcd
-/// may still have.
+/// Records the desired password in the operator's own Secret. `others`: the record keeps the earlier passwords too,
+/// because root may have an earlier password in etcd.
 pub(crate) fn record_passwords(others: bool) -> Action {
     action(
         "before-record-passwords",

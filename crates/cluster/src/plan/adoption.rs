@@ -16,14 +16,14 @@ use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 
-/// The name of the annotation in messages.
+/// The annotation `join`, as messages name it.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster if all its pods and volumes lack the annotations of this operator. Otherwise returns
-/// `None`.
+/// Plans the adoption of a cluster whose pods and volumes all lack a cluster token. `None` if a pod or volume has a
+/// token, or if no pod and no volume exists.
 ///
-/// Invariant 7: such pods and volumes may belong to a formed cluster, so the operator changes nothing until a quorum
-/// has identified that cluster.
+/// Invariant 7: pods and volumes without a token may belong to a formed cluster, so the operator changes nothing until
+/// a quorum has identified that cluster.
 pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let mut tokens = observed
@@ -59,8 +59,7 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     Some(draft)
 }
 
-/// Records the cluster that the annotation of the EtcdCluster names, in order to join it; `None` without the
-/// annotation.
+/// Records the cluster that the annotation `join` of the EtcdCluster names; `None` without this annotation.
 pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     if observed.join.is_empty() {
@@ -82,8 +81,9 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
     Some(draft)
 }
 
-/// Returns a problem if only one of the two clusters uses TLS between members, because their members could not connect
-/// to each other. `None` if the TLS settings match, or if the list already contains a member of this EtcdCluster.
+/// Returns a problem if only this EtcdCluster or only the joined cluster uses TLS between members, because their
+/// members could not connect to each other. `None` if the TLS settings match, or if the list already contains a member
+/// of this EtcdCluster.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -216,7 +216,7 @@ pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>>
     Some(draft)
 }
 
-/// True while the cluster is being adopted and some of its pods have no annotations yet. Until then, the client Service
+/// True while the cluster is being adopted and some of its pods have no token yet. While it is true, the client Service
 /// stays unchanged and routes to all pods.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
     let unmarked = observed
@@ -226,7 +226,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// True for a member of a joined cluster that a member of this EtcdCluster will replace.
+/// True for an external member of the joined cluster: a member of this EtcdCluster will replace it.
 pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
     !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

@@ -13,7 +13,7 @@ use crate::plan::{Draft, STEADY, objects};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
-/// Reports that members rejected the operator's credentials; `None` if no member did.
+/// Reports that members rejected the operator's credentials; `None` if no member rejected them.
 pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     let (desired, observed, _) = build.inputs();
     let why = observed.access.refused.as_ref()?;

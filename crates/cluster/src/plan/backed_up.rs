@@ -3,12 +3,13 @@
 //!
 //! Before an upgrade and before a removal of members, the operator records a request for a backup in the status
 //! (invariant 10). The backup operator reads the request there, makes the backup, and reports it in
-//! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
-//! change that has started continues with the recorded backup.
+//! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks the age
+//! of the backup only then: a change that has started continues with the recorded backup.
 //!
-//! Invariant 41: the deletion of an EtcdCluster with `deletionPolicy: BackupThenDelete` waits in the same way. While it
-//! waits, no other change starts, because its record would replace the record of the deletion. The backup must be newer
-//! than the deletion, and must contain the revision that etcd had when the operator recorded the request.
+//! Invariant 41: the deletion of an EtcdCluster with `deletionPolicy: BackupThenDelete` waits in the same way. During
+//! this wait, no other change starts, because the record of that change would replace the record of the deletion. The
+//! backup must be newer than the deletion, and must contain the revision that etcd had when the operator recorded the
+//! request.
 //!
 //! Before a recovery, the operator requests no backup, because the request would replace the record of a started
 //! upgrade, which continues if the quorum returns. A user can back up a member that still runs.
@@ -58,7 +59,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     if observed.deleting && !is_deletion {
         return false;
     }
-    // Without a quorum, a member can send a snapshot that lacks acknowledged writes.
+    // The backup before a deletion needs a quorum: without one, a member can send a snapshot that lacks acknowledged
+    // writes.
     let may_ask =
         !is_deletion || matches!(&observed.members, Seen::Known(list) if list.cluster_id == id);
     let id = id.to_string();
@@ -93,7 +95,7 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
         draft.add(draft.build.record_before_change(Some(&passed)));
         return false;
     }
-    // The next request must be later than this backup. Otherwise, this backup would satisfy it too.
+    // A new request is made only if its time (`now`) is later than `found`: `found` would satisfy an earlier request.
     let time = found.and_then(|found| found.time.as_ref());
     let lacks_writes = time.is_some_and(|time| time.0 < now);
     if may_ask && (known.is_none() || lacks_writes) {
@@ -148,7 +150,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // Until the time of the loss is known, no recovery starts. The operator writes this time to the status now.
+    // No recovery starts before the status contains the time of the loss. This reconcile writes that time.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

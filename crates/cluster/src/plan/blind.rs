@@ -78,8 +78,7 @@ pub(super) fn blind<'a>(
 /// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. After
 /// a recovery, the volumes of the old cluster have another token.
 ///
-/// Invariant 25: if other software removed a member from etcd, the operator starts no pod on the volume of that member
-/// either.
+/// Invariant 25: the volume of a member that other software removed from etcd is not adopted, and no pod starts on it.
 fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
     if observed.disks.get(name).is_some_and(Disk::is_evidence) {
         return false;

@@ -21,7 +21,7 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// The Services of first members get their endpoints after this time, even if no member runs.
+/// This long after the creation of a first member's pod, the Services get their endpoints even if no member runs.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
 /// Starts a bootstrap or, if the status has lost its record, records the existing cluster again.
@@ -253,7 +253,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 
-/// Why this bootstrap can never succeed; `None` if it still can.
+/// Why the operator abandons this bootstrap; `None` if the bootstrap continues.
 fn given_up(
     desired: &Desired,
     observed: &Observed,
@@ -334,7 +334,7 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 /// before. A member that is starting accepts the connection but does not answer. Without endpoints, the connection is
 /// refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
-/// After a time limit, the Services get endpoints in any case, so that no member depends on a single pod.
+/// After [`CLOSED`], the Services get endpoints even if no member runs, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
@@ -418,8 +418,7 @@ pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // Each pod and PVC of a first member names all first members, so the result includes members whose objects are
-    // lost.
+    // Each pod and PVC of a first member names all first members, so the result includes members without objects.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

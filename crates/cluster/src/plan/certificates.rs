@@ -145,7 +145,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The names of the members with at least one Kubernetes object.
+    /// The names of a restore's seed and of the members with a pod or a Secret.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();
@@ -394,7 +394,7 @@ impl Keeper<'_> {
         in_secrets && started.all(|one| one)
     }
 
-    /// The change that the Secret of a certificate needs now; `None` if it needs no change.
+    /// The change that the Secret of a certificate needs now; `None` if it needs no change, or if the change must wait.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let scope = CaScope::of(used);
         let (authority, signs) = self.signer(scope)?;

@@ -38,8 +38,8 @@ pub(super) fn remove(view: &View, member: &MemberState, why: &str, draft: &mut D
     )
 }
 
-/// Removes a voter. If the voter is the leader, it first transfers its leadership, so that clients do not wait for an
-/// election.
+/// Removes a voter. If the voter is the leader and another healthy voter exists, this plan only transfers the
+/// leadership, so that clients do not wait for an election. A later plan removes the voter.
 pub(super) fn remove_voter(
     view: &View,
     member: &MemberState,
@@ -50,7 +50,7 @@ pub(super) fn remove_voter(
     (leads && decide_leader(view, member, draft)) || remove(view, member, why, draft)
 }
 
-/// Transfers the leadership of a member to another healthy member. Returns false if no other healthy member exists.
+/// Transfers the leadership of a member to another healthy voter. Returns false if no other healthy voter exists.
 pub(super) fn decide_leader(view: &View, from: &MemberState, draft: &mut Draft) -> bool {
     let able = |next: &&MemberState| next.is_healthy() && next.id() != from.id();
     let next = view.voters().filter(able).min_by_key(|next| next.leaves());

@@ -1,10 +1,10 @@
-//! Members that join at the same time. While they start, their Services have no endpoints, so that they cannot connect
-//! to each other.
+//! Members that join a single voter at the same time. While they start, their Services have no endpoints, so that they
+//! cannot connect to each other.
 //!
 //! At its start, a joining member calls the other members one after another, with timeouts of 7 to 10 s
-//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). It accepts
-//! connections at once, but answers only after its own calls are done. Two members that start together would therefore
-//! wait for each other until the timeouts. A refused connection does not delay a member.
+//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). A joining member
+//! accepts connections at once, but answers only after its own calls are done. Two members that start together would
+//! therefore wait for each other until the timeouts. A refused connection does not delay a member.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::clock::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
-/// A member's Service has no endpoints for at most this time, even if other members have not started.
+/// A member's Service gets endpoints at the latest this long after the creation of the member's pod, even if other
+/// members have not started.
 const CLOSED: Duration = Duration::from_secs(5);
 
 /// A joining member has certainly completed its requests to the other members this long after its container started.

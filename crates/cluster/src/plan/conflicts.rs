@@ -81,7 +81,7 @@ impl Draft<'_> {
     }
 }
 
-/// Removes or reorders the actions of all other phases where the certificates require it.
+/// Removes or reorders the actions of the phases before `certificates` where the certificates require it.
 pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     let held = hold_back_for_faults(draft);
     let Some(keeper) = keeper else {

@@ -1,9 +1,9 @@
 //! `spec.deletionPolicy: BackupThenDelete` ([ADR 41](../../../../docs/adr/0041-backup-before-deletion.md)).
 //!
 //! Invariant 41: the deletion of the EtcdCluster deletes its data only after a backup of this data, or after a user has
-//! waived the backup. A finalizer holds the deletion. Until then, the PVCs have no owner (invariant 35), so if the
-//! garbage collector deletes the pods too early, it deletes no volume. Afterwards, the policy in effect is `Delete`
-//! (`plan/effective.rs`): the PVCs get their owner, and then the operator removes the finalizer.
+//! waived the backup. Until then, a finalizer holds the deletion, and the PVCs have no owner (invariant 35): if the
+//! garbage collector deletes the pods too early, it deletes no volume. After the backup or the waiver, the policy in
+//! effect is `Delete` (`plan/effective.rs`): the PVCs get their owner, and then the operator removes the finalizer.
 
 use api::cluster::ClusterChange;
 use api::names::{FINALIZER_BACKUP, FINALIZER_FOREGROUND};
@@ -76,7 +76,7 @@ pub(super) fn hold(build: Builder<'_>) -> (Draft<'_>, bool) {
 /// Why the deletion destroys no data that a backup could contain. `None` if it destroys data.
 ///
 /// If the namespace is being deleted, the namespace controller deletes all pods and PVCs, and the operator can create
-/// no pods. This rule then ends the deletion of the EtcdCluster.
+/// no pods. When none of them is left, this function returns a reason, so that the EtcdCluster is deleted.
 fn nothing_to_back_up(desired: &Desired, observed: &Observed) -> Option<&'static str> {
     if !observed.pods.values().any(Pod::stays) && !observed.disks.values().any(Disk::stays) {
         return Some("no pod and no volume of a member is left");

@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::ownership::is_of_others;
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an existing object with the objects in `made`. Returns the state whose object is equal and satisfies
-/// `is_same`.
+/// Compares an existing object with the objects in `made`. Returns the state of the object in `made` that matches the
+/// existing object and satisfies `is_same`.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
     (cluster, uid): (&str, &str),

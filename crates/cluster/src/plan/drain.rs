@@ -26,7 +26,7 @@ const MOVES: Duration = Duration::from_secs(1);
 /// Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // A member without a pod is not drained, because other software runs the member and routes clients to it.
+        // A member without a pod is no endpoint of the client Service: its pod is missing, or other software runs it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());

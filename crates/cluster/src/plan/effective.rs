@@ -1,5 +1,5 @@
 //! The spec in effect: the user's spec with the TLS settings that the members use at present, and with the data of the
-//! TLS Secrets. After the backup before the deletion, `deletionPolicy` is `Delete` (invariant 41).
+//! TLS Secrets. After the backup that `BackupThenDelete` requires, `deletionPolicy` is `Delete` (invariant 41).
 //!
 //! A user may change `spec.TLS` in one step, but the members change in several steps (invariant 23).
 

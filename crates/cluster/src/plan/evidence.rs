@@ -87,7 +87,8 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // Of two equal survivors the first is selected, so that concurrent operator processes select the same survivor.
+        // Of two survivors with equal progress, the first is selected, so that concurrent operator processes select the
+        // same.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),

@@ -1,7 +1,7 @@
 //! The fate of each member: it stays, is replaced while it serves, or counts as lost.
 //!
-//! Only [`RULES`] decides a fate. A fate alone permits no change: every removal also needs the consent of the quorum
-//! guard (invariant 3).
+//! Only [`RULES`] decides a fate. A fate alone permits no change: every removal of a voter also needs the consent of
+//! the quorum guard (invariant 3).
 
 use etcd::MemberId;
 use jiff::Timestamp;
@@ -60,8 +60,7 @@ const VOLUME_LOST: &str = "the volume of the member is lost: the PersistentVolum
 /// The fate of a member, and the time at which the fate changes without any event.
 pub(super) struct Decision {
     pub(super) fate: Fate,
-    /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
-    /// time.
+    /// Time at which the member counts as lost if nothing changes; `None` if the fate does not depend on time.
     pub(super) lost_at: Option<Timestamp>,
     /// True if the replacement joins before this member is removed.
     pub(super) followed: bool,

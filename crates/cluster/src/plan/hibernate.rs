@@ -15,7 +15,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     }
     let Some(intent) = &observed.intent else {
         // Objects without a recorded bootstrap show that the status is lost. The operator first identifies the cluster
-        // from these objects, which starts no member, and hibernates the cluster later.
+        // from these objects, without starting a member. It hibernates the cluster later.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);

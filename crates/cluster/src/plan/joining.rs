@@ -4,7 +4,7 @@
 //! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's state from its
 //! health listener.
 //!
-//! Invariant 24: such a member does not count as healthy, except for promotions. The operator sends it no requests,
+//! Invariant 24: a joining member does not count as healthy, except for promotions. The operator sends it no requests,
 //! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select it.
 
 use std::time::Duration;
@@ -80,15 +80,14 @@ pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
     applied >= committed - committed / 10
 }
 
-/// Invariant 24: for a promotion, a joining member counts as healthy as soon as it follows the leader and has caught
-/// up.
+/// Invariant 24: for a promotion, a joining member counts as healthy when it follows the leader and has caught up.
 pub(super) fn takes_part(member: &MemberState, committed: u64) -> bool {
     let follows = member.follows.filter(|_| member.is_joining());
     member.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
 }
 
-/// True for a voter that has not served yet: the client Service must not select it, although its pod may already be
-/// ready.
+/// True for a voter that does not serve, such as a new voter: the client Service must not select it, although its pod
+/// may be ready.
 pub(super) fn is_yet_to_serve(member: &MemberState) -> bool {
     let ours = member.data != Data::Elsewhere && member.votes();
     ours && !member.serves() && member.health != Health::Busy

@@ -68,8 +68,8 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
 }
 
 /// Renews the annotation `started` on the Service of a member that another operator process has begun to start. The
-/// renewal changes the resourceVersion, so that process can no longer remove the annotation. The annotation is renewed
-/// only once, because each renewal triggers a reconcile.
+/// renewal changes the resourceVersion, so the other process can no longer remove the annotation. The annotation is
+/// renewed only once, because each renewal triggers a reconcile.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }

@@ -1,7 +1,8 @@
 //! The members of a formed cluster: removes dead members, recreates pods on their volumes, and chooses the next change
 //! of the members.
 //!
-//! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
+//! A plan has at most one change (invariant 2), and each change of the voters needs the consent of the quorum guard
+//! (invariant 3).
 
 use etcd::ClusterId;
 use jiff::Timestamp;
@@ -31,8 +32,8 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // The operator adds all members to etcd's member list before it creates the first pod, because a joining member
-    // compares `--initial-cluster` with this list.
+    // While the plan adds members (`earlier.adds`), the pods of new members wait, because a joining member compares
+    // `--initial-cluster` with etcd's member list.
     for member in view
         .members
         .iter()
@@ -208,7 +209,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
 }
 
 /// Removes a serving voter that must be replaced, if the other voters form a quorum without it. If `comes_first` is
-/// true, the replacement joins first instead: `grow` adds it, and `shrink` removes the old member.
+/// true, this function does nothing: `grow` adds the replacement, and then `shrink` removes the old member.
 fn replace(view: &View, draft: &mut Draft) -> bool {
     let desired = draft.build.desired;
     let Some(old) = view.voters().find(|member| member.leaves()) else {

@@ -40,8 +40,7 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // While the operator adopts a cluster, an existing client Service stays unchanged, so that clients can continue to
-    // use it.
+    // While the operator adopts a cluster, an existing client Service stays unchanged, so that clients can use it.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
@@ -184,8 +183,8 @@ pub(super) fn leftovers<'a>(
         {
             continue;
         }
-        // Invariant 25: the volume of a member that other software removed is kept as evidence, so only the other
-        // objects are deleted.
+        // Invariant 25: the volume of a member that other software removed is kept as evidence, so only its pod and its
+        // Service are deleted.
         if kept.contains_key(name.as_str()) {
             member_objects::discard_all_but_disk(&name, &mut draft);
             continue;
@@ -318,8 +317,8 @@ fn trouble(
     }
 }
 
-/// The problem of a PVC without a volume. The operator has no permission to read StorageClasses, so it names possible
-/// causes.
+/// The problem of a PVC without a volume. The operator has no permission to read StorageClasses, so the text names
+/// possible causes.
 fn no_volume(claim: &Claim) -> String {
     const FIELD: &str = "spec.pod.persistentVolumeClaimSpec.storageClassName";
     let Some(class) = &claim.class else {

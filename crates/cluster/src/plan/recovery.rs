@@ -197,8 +197,8 @@ impl<'a> Scene<'a> {
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// Decides whether a recovery starts while the members do not answer, although the data of a quorum may exist.
-    /// Unless a person approves a recovery, the operator waits for the members.
+    /// Decides whether a recovery starts while no quorum answers, but the data of a quorum may exist. Unless a person
+    /// approves a recovery, the operator waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed

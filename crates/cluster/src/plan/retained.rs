@@ -1,10 +1,9 @@
 //! Volumes that outlive their EtcdCluster: `spec.deletionPolicy: RetainVolumes`
 //! ([ADR 39](../../../../docs/adr/0039-retained-volumes.md)).
 //!
-//! Invariant 35: a retained PVC has no owner, so garbage collection never deletes it. The operator also retains volumes
-//! while no operator runs, because the deletion of the EtcdCluster needs no action of an operator. The PVC has all
-//! records that a later EtcdCluster of the same name needs: the token, the cluster ID, the version, the voters and the
-//! TLS settings.
+//! Invariant 35: a retained PVC has no owner, so garbage collection never deletes it. The volumes stay even if a person
+//! deletes the EtcdCluster while no operator runs. The PVC has all records that a later EtcdCluster of the same name
+//! needs: the token, the cluster ID, the version, the voters and the TLS settings.
 //!
 //! Invariant 36: a later EtcdCluster continues only the newest cluster, and only with the volumes of a quorum.
 
@@ -32,8 +31,8 @@ pub(super) fn notes(desired: &Desired, view: &View) -> RetentionNotes {
     }
 }
 
-/// True if a PVC of a member still has outdated records. The operator then deletes no volume: otherwise the records
-/// could name a removed voter without a volume, and a later EtcdCluster would refuse to start without this voter.
+/// True if a PVC of a member has outdated records. While true, the operator deletes no volume: the records could name a
+/// removed voter whose volume is deleted, and a later EtcdCluster would not start without this voter.
 pub(super) fn is_outdated(desired: &Desired, view: &View) -> bool {
     let notes = notes(desired, view);
     let mut disks = view.members.iter().filter_map(|member| member.disk);
@@ -110,7 +109,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
     // The lists can differ after an interrupted change. The members start if one list has enough volumes, because etcd
-    // checks the quorum again.
+    // serves only with a quorum of its own list.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }

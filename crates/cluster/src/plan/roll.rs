@@ -171,8 +171,7 @@ fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
-/// Reports changed members that have not recovered. For a recovered member, deletes the annotation about its image
-/// change.
+/// Reports changed members that have not recovered. For a recovered member, deletes the annotation `image-changed`.
 fn stopped(view: &View, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     for member in view

@@ -1,5 +1,5 @@
-//! The second member of a cluster before etcd 3.4. It joins as a voter, so from its addition until it runs, the first
-//! member has no quorum. Only the member list on the first member's disk contains the second member.
+//! The second member of a cluster before etcd 3.4. It joins as a voter, so from its addition until it runs, the cluster
+//! has no quorum. Only the member list on the first member's disk contains the second member.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use crate::plan::{Draft, Start, State, member_objects};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 
-/// Starts members that were added to etcd and do not run. Also returns their names, so that no other phase handles
-/// them. If the list on the first member's disk is stale, the started etcd exits.
+/// Starts members that were added to etcd and do not run, and returns their names, so that no other phase handles them.
+/// If the list on the first member's disk is stale, the started etcd exits.
 pub(super) fn start_added<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -198,8 +198,8 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // The annotation `started` is renewed at most once. Otherwise, each PVC that the API server rejects would
-            // cause a renewal, and each renewal would trigger the next reconcile at once.
+            // The annotation `started` is renewed at most once. Without this limit, each PVC that the API server
+            // rejects would cause a renewal, and each renewal would trigger the next reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();

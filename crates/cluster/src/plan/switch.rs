@@ -119,8 +119,8 @@ fn serves(member: &MemberState) -> bool {
 }
 
 /// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener that the member does not
-/// have, sets the URL of the real listener. This happens to the seed of a recovery if its pod is lost before its TLS
-/// settings are recorded, and if the spec then changes.
+/// have, sets the URL of a listener that the member has. The violation happens to the seed of a recovery if its pod is
+/// lost before its TLS settings are recorded, and the spec changes after that.
 fn correct_peer_url(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let mode = TlsMode::of(rollout.at.as_ref());
     let here = peers_of(rollout.at.as_ref());
@@ -145,8 +145,8 @@ fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) 
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Makes the peer URLs of a member name this listener: the first member for which `such` returns true. Returns false if
-/// there is no such member.
+/// Finds the first member for which `such` returns true, and changes its peer URLs so that they name this listener.
+/// Returns false if there is no such member.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,

@@ -3,8 +3,7 @@
 //!
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
 //! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
-//! first transfers its leadership. The operator records the member in the status before it sends the call (invariant
-//! 10).
+//! first transfers its leadership. The operator records the member in the status before the call (invariant 10).
 
 mod alarms;
 mod schedule;
@@ -28,9 +27,9 @@ use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Maximum delay after a defragmentation that freed no space in a full database.
+/// Maximum delay of the next defragmentation, after one that freed no space in a full database.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Delay after a defragmentation that freed space in a full database, which clients may fill again.
+/// Delay of the next defragmentation, after one that freed space in a full database: clients may fill the space again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
 /// If a defragmentation freed no space, but the history can be compacted further, the next defragmentation waits for
 /// this multiple of its duration. Without the delay, clients that delete keys one by one would cause ineffective
@@ -165,7 +164,8 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now reduce every database by `room` below the sizes after the last run.
+        // True if a defragmentation could now make every database smaller, by `room`, than the largest after the last
+        // run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -195,8 +195,7 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// True if every member is healthy, no other change is in progress, and reads are fast. Otherwise reports the
-    /// reason.
+    /// True if every member is healthy, no other change is in progress, and reads are fast. If false, reports why.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {

@@ -1,4 +1,4 @@
-//! The etcd version that the members should run, and the state of a downgrade in etcd.
+//! The etcd version to which the members change, and the state of a downgrade in etcd.
 //!
 //! The next version follows from the rules of [`api::version::path`] and the versions that the members report. This
 //! module changes nothing; `roll` changes the members, one at a time.
@@ -15,7 +15,7 @@ use crate::snapshot::{Desired, Disk, Observed, Pod, Trouble};
 /// The planned change of the members' version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// The version that all members should run; `None` if each member keeps its version.
+    /// The version to which all members change; `None` if each member keeps its version.
     pub(crate) target: Option<EtcdVersion>,
     /// The direction from the lowest running version to the version in the spec.
     pub(crate) direction: Option<UpgradeDirection>,
@@ -38,9 +38,9 @@ pub(super) enum Downgrade {
     TakeBack,
 }
 
-/// The version that a member runs. It is the first known one of these versions: the version in the member's answer, the
-/// version before the last image change, the version that last served the data (invariant 30), and the version in the
-/// pod's annotation.
+/// The version that a member runs. It is the first of these versions that is known: the version in the member's answer,
+/// the version before the last image change, the version that last served the data (invariant 30), and the version in
+/// the pod's annotation.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -89,8 +89,7 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
-/// The versions of the members in etcd's list. If the list is unknown or names none of the pods, the versions of all
-/// pods.
+/// The versions of the members in etcd's list. If the list is unknown or names no pod, the versions of all pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
     // Pods of a replaced cluster do not count, because a restore has created another cluster under the same name.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
@@ -109,7 +108,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version of the cluster. It is the first known one of these versions: the lowest version of its members, the
+/// The version of the cluster. It is the first of these versions that is known: the lowest version of its members, the
 /// lowest version recorded on its volumes, the version in the status, and the version in the spec.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
@@ -213,8 +212,8 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The etcd version for a new member: the lowest version that a member runs. While a member is being replaced because
-/// its pod must be recreated, new members get the target version of the rolling update instead.
+/// The etcd version for a new member: the lowest version that a member runs. Only while a member is being replaced
+/// because its pod must be recreated, new members get the target version of the rolling update.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members
@@ -241,9 +240,10 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// True if the container of a running pod can restart with the image of this version: the version supports the readiness
-/// probe of the pod, which is immutable. If the pod has a volume, the version must also know its variables. Without a
-/// volume, the container restarts without these settings, because a new member cannot join during a downgrade.
+/// True if the container of a running pod can restart with the image of this version: the version supports the
+/// readiness probe of the pod, which is immutable. If the pod has a volume, the version must also know the variables of
+/// the pod. A pod without a volume restarts even if etcd ignores a variable: its member cannot be replaced, because no
+/// new member can join during a downgrade.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     let probe = !pod.readyz || version.has_readyz();
     let mut settings = pod.flags.iter();

@@ -66,8 +66,7 @@ pub struct MemberState<'a> {
     pub health: Health,
     /// The planned fate of the member.
     pub fate: Fate,
-    /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
-    /// time.
+    /// Time at which the member counts as lost if nothing changes; `None` if the fate does not depend on time.
     pub gone_at: Option<Timestamp>,
     /// True if the replacement joins before this member is removed: for an external member, and for a member whose data
     /// is only in a pod that must be recreated.
@@ -178,8 +177,8 @@ impl<'a> View<'a> {
         all.filter(|member| member.fate == Fate::Stays)
     }
 
-    /// True if all voters are healthy, and at least `size` of them are not to be replaced. Only then may the operator
-    /// delete volumes that the cluster no longer needs (invariant 9).
+    /// True if all voters are healthy, and at least `size` of them stay. Only while it is true, the operator deletes
+    /// volumes that the cluster no longer needs (invariant 9).
     pub fn is_complete(&self, size: usize) -> bool {
         let staying = self.staying().filter(|member| member.votes()).count();
         let quorum = self.quorum();
@@ -240,8 +239,8 @@ pub(super) fn data(
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. The
-    // data is lost if the pod should use a PVC and this PVC does not exist.
+    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. If the
+    // pod uses a PVC (`durable`) and this PVC does not exist, the data is lost.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;

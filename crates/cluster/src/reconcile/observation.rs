@@ -24,8 +24,7 @@ use crate::reconcile::ClusterOperator;
 use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 
-/// Maximum number of interrupted observations in a reconcile. The next observation is not interrupted, even if pods
-/// end.
+/// Maximum number of interrupted observations in a reconcile. The next observation is never interrupted.
 const DROPS: usize = 10;
 
 /// Until this age of an EtcdCluster, the operator does not report each step of the bootstrap in the status.
@@ -123,8 +122,7 @@ impl ClusterOperator {
         }
     }
 
-    /// The clients for the cluster and for the seed of its recovery. They are the same client if no recovery is in
-    /// progress.
+    /// The clients for the cluster and for the seed of its recovery. Without a recovery, both are the same client.
     fn clients_of(&self, uid: &str, snapshot: &KubeSnapshot) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
         let access = snapshot.access().unwrap_or_default();
         let status = snapshot.cluster.status.as_ref();
@@ -199,8 +197,7 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // While a Secret has a problem, each reconcile must read all objects again, because the operator does not watch
-        // Secrets.
+        // While a Secret has a problem, each reconcile reads all objects, because the operator does not watch Secrets.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

@@ -53,7 +53,7 @@ pub struct Pod {
     pub running: bool,
     /// Time at which the etcd container started.
     pub running_since: Option<Timestamp>,
-    /// True if the readiness probe of the etcd container passes.
+    /// True if the etcd container is ready, and the pod's condition `Ready` is not false.
     pub ready: bool,
     /// Number of restarts of the etcd container.
     pub restarts: i32,

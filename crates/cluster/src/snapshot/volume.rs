@@ -23,14 +23,14 @@ pub struct Disk {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version that is recorded on the PVC. A recreated pod of the member starts with this version.
     pub version: Option<String>,
-    /// The image of [`Disk::version`], as recorded on the PVC; `None` if it has no digest.
+    /// The image of [`Disk::version`], as recorded on the PVC; `None` if the image has no digest.
     pub image: Option<String>,
     /// The etcd version that last served the data, as recorded on the PVC; `None` if it is [`Disk::version`], or if it
     /// is unknown.
     pub served: Option<String>,
     /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
-    /// The records for a later EtcdCluster of the same name.
+    /// The voters and the TLS settings, for a later EtcdCluster of the same name.
     pub retention: RetentionNotes,
     /// True if the PVC is being deleted. Kubernetes keeps it until the pod that uses it is deleted.
     pub terminating: bool,
@@ -113,7 +113,7 @@ impl Removal {
     }
 }
 
-/// The requested and the actual properties of a PVC, or only the properties that a PVC should have.
+/// The requested and the actual properties of a PVC, or only the properties that the spec requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Name of the StorageClass of the PVC.

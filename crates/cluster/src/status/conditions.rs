@@ -34,8 +34,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if report.hibernation().is_none() {
-        // After a hibernation, its conditions are removed and set again, so that their transition time does not count
-        // the hibernation as unavailable time.
+        // After a hibernation, the conditions with a hibernation reason are removed and set again, so that their
+        // transition time does not count the hibernation as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -133,8 +133,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. The condition
-/// Available is then false, because clients connect to this Service as soon as it is true.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. If they cannot,
+/// the condition Available is false, because clients connect to this Service as soon as it is true.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),

@@ -9,7 +9,7 @@ use crate::plan::{Plan, current_version};
 use crate::reason::Reason;
 use crate::status::{Report, version};
 
-/// The readiness of the cluster: how far it matches its spec, with the reason and the message.
+/// The readiness of the cluster, with the reason and the message.
 pub(super) struct State {
     pub(super) readiness: Readiness,
     pub(super) reason: Reason,

@@ -2,8 +2,8 @@
 //! deleted, emptied or replaced, one by one or all at once. Only runs with `Setup::authorities` contain these faults.
 //!
 //! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle only when it starts. The model
-//! partitions members that do not accept each other's certificates. A member does not answer an operator with a
-//! certificate that it does not accept.
+//! partitions members that do not accept each other's certificates. A member does not answer an operator whose
+//! certificate the member rejects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,14 +33,14 @@ const CIRCLES: [(CaScope, CertificateUse); 2] = [
 /// A validity that is so long that no certificate authority expires during a run.
 const LONG: Duration = Duration::from_hours(100_000);
 
-/// A certificate and its trust bundle, as files of a pod.
+/// The files of a pod: the issuer of its certificate, and its trust bundle.
 #[derive(Clone, Debug, Default)]
 struct Files {
     issuer: Vec<u8>,
     bundle: BTreeSet<String>,
 }
 
-/// The state of generated certificates.
+/// The Secrets with generated certificates, and the annotations and files of the pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pki {
     secrets: BTreeMap<String, Held>,
@@ -123,7 +123,7 @@ impl World {
         whole.then(|| held.clone())
     }
 
-    /// Creates the Secret, or replaces it with a resourceVersion precondition.
+    /// Creates the Secret, or replaces the Secret whose resourceVersion is `over`.
     fn put(&mut self, name: String, over: Option<&str>, held: Held) -> Answer {
         let there = self.pki.secrets.get(&name);
         if there.map(|held| held.resource_version.as_str()) != over {
@@ -322,7 +322,7 @@ impl World {
         })
     }
 
-    /// When etcd starts, it reads its trust bundle.
+    /// The starting etcd of this member reads its trust bundle.
     pub(crate) fn loads(&mut self, name: &str) {
         let uid = self.pods[name].uid;
         for (scope, _) in CIRCLES {
@@ -381,7 +381,7 @@ impl World {
             && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
     }
 
-    /// True if certificates were lost together with their CAs. Members may then need to restart at the same time.
+    /// True if certificates were lost together with their CAs, so that members may need to restart at the same time.
     pub(crate) fn is_torn(&self) -> bool {
         self.pki.torn
     }
@@ -415,7 +415,7 @@ impl World {
         pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
     }
 
-    /// Checks that every member that accepted the previous certificate also accepts the new one.
+    /// Checks that every member that accepted the previous certificate accepts the new certificate.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
         let scope = CaScope::of(used);
         let before = match self.pods.get(owner) {
@@ -445,7 +445,7 @@ impl World {
         );
     }
 
-    /// Checks that every running member was started with the next CA.
+    /// Checks that every running member was started with the next CA before the current CA is retired.
     fn judge_retirement(&mut self, scope: CaScope, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();

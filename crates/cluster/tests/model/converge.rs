@@ -1,4 +1,4 @@
-//! After the faults stop, the cluster converges to the spec or reports why it cannot.
+//! After the faults stop, the cluster converges to the spec, or the operator reports why it cannot.
 
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Removal};
@@ -26,7 +26,7 @@ impl crate::world::World {
 }
 
 impl Run {
-    /// Stops the faults and the second operator. Then the cluster must converge to the spec, or report why it cannot.
+    /// Stops the faults and the second operator, and checks that the cluster converges or the operator reports why not.
     pub(crate) fn converges(&mut self) {
         if self.world.switch.untold {
             return;
@@ -41,7 +41,7 @@ impl Run {
                 return;
             }
             // `want_what_runs` corrects the version in the spec, because the operator rejects a version that the user
-            // has reverted too late.
+            // sets back too late.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -81,7 +81,7 @@ impl Run {
             return true;
         }
         let says = |reason| plan.problems.iter().any(|problem| problem.reason == reason);
-        // Invariant 36: if the operator reports `IdentityUnknown`, too few volumes must be left for a quorum.
+        // Invariant 36: if the operator reports `IdentityUnknown`, the remaining volumes must not form a quorum.
         if self.world.intent.is_none() && says(Reason::IdentityUnknown) && self.world.setup.retains
         {
             return !self.world.retains_quorum();
@@ -179,8 +179,8 @@ impl Run {
                 .all(known)
             && world.services.keys().all(known)
             && world.disks.iter().all(|(name, disk)| {
-                // Invariant 25: volumes of members that other software removed may remain, because a person decides
-                // about them.
+                // Invariant 25: if other software removed a majority of the voters, their volumes may remain, because a
+                // person decides about these volumes.
                 let kept = matches!(disk.removal, Some(Removal::ByOthers { majority: true, .. }));
                 known(name) || kept
             })

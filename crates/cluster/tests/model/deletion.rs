@@ -1,5 +1,5 @@
 //! `spec.deletionPolicy: BackupThenDelete`: a user deletes the EtcdCluster, and the deletion waits for a backup
-//! (invariant 41). Then a user creates the EtcdCluster again.
+//! (invariant 41). After the deletion, a user creates the EtcdCluster again.
 
 use api::EtcdCluster;
 use api::cluster::{ClusterChange, ClusterDeletionPolicy};
@@ -61,8 +61,8 @@ impl World {
         Answer::Done(None)
     }
 
-    /// Invariant 41: the deletion continues only after the backup, or if no data is left. The PVCs of the cluster then
-    /// have their owner, so that no volume stays.
+    /// Invariant 41: the deletion continues only after the backup, or if no data is left. After the backup, the
+    /// EtcdCluster must own its PVCs, so that no volume stays.
     fn judge_release(&mut self) {
         let mut pods = self.pods.values();
         let mut disks = self.disks.values();

@@ -1,15 +1,15 @@
 //! A model of one etcd cluster: Raft's logs, elections, membership changes, and rejected requests.
 //!
 //! A log is represented by its last entry: by Raft's log matching property, the term and the index of an entry identify
-//! all entries before it. Of the leaders that Raft allows, the model elects the worst, so that every write that can be
-//! lost is lost. The model rejects the same requests as `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in
-//! etcd's `server/etcdserver/server.go`.
+//! all entries before it. Of the leaders that Raft allows, the model elects the one with the shortest log, so that
+//! every write that can be lost is lost. The model rejects the same requests as `mayAddMember`, `mayRemoveMember` and
+//! `mayPromoteMember` in etcd's `server/etcdserver/server.go`.
 
 use std::collections::BTreeMap;
 
 use api::cluster::PeerListener;
 
-/// The position of the last entry of a log. Positions are ordered as Raft compares logs.
+/// The position of a log entry. Positions are ordered as Raft compares logs: by term, then by index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot {
     pub(crate) term: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Member {
     pub(crate) learner: bool,
     /// True if the member has started once, and a quorum has committed its client URLs.
     pub(crate) joined: bool,
-    /// The peer URL of the member, to which the others connect.
+    /// The peer URL of the member, to which the other members connect.
     pub(crate) dialled: PeerListener,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Data {
     pub(crate) term: usize,
     /// The newest configuration that the member knows, as an index into [`Cluster::configs`].
     pub(crate) config: usize,
-    /// True if the member knows that it was removed. etcd then exits after each start.
+    /// True if the member knows that it was removed, so that etcd exits after each start.
     pub(crate) removed: bool,
     /// True if etcd cannot read the data.
     pub(crate) corrupt: bool,
@@ -81,7 +81,8 @@ pub(crate) struct Cluster {
     /// For each term, the last entry of the elected leader at its election.
     pub(crate) terms: Vec<Spot>,
     pub(crate) running: BTreeMap<u64, Process>,
-    /// For each follower, the log index up to which its log certainly equals the leader's. `isLearnerReady` uses it.
+    /// For each follower, the log index up to which its log certainly equals the leader's log. `isLearnerReady` uses
+    /// this index.
     pub(crate) matched: BTreeMap<u64, u64>,
     /// True if a leader was ever elected.
     pub(crate) formed: bool,
@@ -151,7 +152,7 @@ impl Cluster {
         leaders.next().map(|(id, _)| *id)
     }
 
-    /// The group that has a leader. At most one group has one.
+    /// The group that has a leader. At most one group has a leader.
     pub(crate) fn serving(&self) -> Option<usize> {
         let leads = |process: &&Process| process.leads.is_some();
         self.running
@@ -255,8 +256,7 @@ pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,
-    /// `None` if no write of a client was acknowledged; otherwise true if the log contains the previous acknowledged
-    /// write.
+    /// True if the log contains the previous acknowledged write; `None` if no write of a client was acknowledged.
     pub(crate) acknowledged: Option<bool>,
 }
 
@@ -355,7 +355,7 @@ impl Cluster {
         (granted.len() >= quorum(config)).then_some(granted)
     }
 
-    /// Replicates the leader's log. Members in `lagging` get an entry only if a quorum needs them for it.
+    /// Replicates the leader's log. Members in `lagging` get an entry only if it reaches no quorum without them.
     fn replicate(&mut self, leader: u64, logs: &mut Logs, lagging: &[u64]) {
         let (last, config, term) = {
             let log = &logs[&leader];
@@ -397,7 +397,7 @@ impl Cluster {
         }
     }
 
-    /// Commits another entry: a write or a new configuration.
+    /// Commits one entry: a write or a new configuration.
     pub(crate) fn append(
         &mut self,
         leader: u64,
@@ -424,7 +424,7 @@ impl Cluster {
         spot
     }
 
-    /// Transfers leadership to a member that has the leader's complete log.
+    /// Replicates the log, and transfers leadership to the member `to` if a quorum votes for it.
     pub(crate) fn hand_over(&mut self, from: u64, to: u64, logs: &mut Logs, lagging: &[u64]) {
         self.replicate(from, logs, lagging);
         let group = self.running[&from].group;

@@ -79,7 +79,7 @@ pub(crate) enum Event {
     /// A volume is lost, and the pod that has mounted it continues to run. Only the module `volumes` generates this
     /// event.
     LoseVolume(u8),
-    /// A user deletes a PVC. Kubernetes keeps it until its pod is deleted.
+    /// A user deletes a PVC. Kubernetes keeps the PVC until its pod is deleted.
     DeleteClaim(u8),
     /// A fault affects a member that does not serve clients yet. Only the module `joining` generates this event.
     StrikeJoining(u8),
@@ -87,7 +87,7 @@ pub(crate) enum Event {
     Corrupt(u8),
     /// A member's container exits repeatedly.
     CrashLoop(u8),
-    /// A member is isolated from all others.
+    /// A member is isolated from all other members.
     Isolate(u8),
     /// The members are partitioned into two groups.
     Partition(u8),
@@ -145,8 +145,8 @@ pub(crate) enum Event {
     EndPod(u8),
     /// The owner pauses the operator, or resumes it.
     Pause,
-    /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new one with the same name.
-    /// Retained volumes stay.
+    /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new EtcdCluster with the same
+    /// name. Retained volumes stay.
     DeleteCluster,
     /// The user sets another StorageClass or size for the volumes.
     Volumes(u8),
@@ -158,7 +158,7 @@ pub(crate) enum Event {
     RemoveByHand(u8),
     /// A person starts a member with `--force-new-cluster`. Only the module `removed` generates this event.
     ForceNewCluster(u8),
-    /// The second operator reads one part of the world. After its third read, it plans.
+    /// The second operator reads one part of the world. After its third read, the second operator plans.
     SecondLooks,
     /// The second operator sends one write of its step.
     SecondWrites(u8),
@@ -239,7 +239,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Half of the runs start with three members, the others with one to seven.
+    // Half of the runs start with three members, and the other half with one to seven.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),
@@ -270,7 +270,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
     }
 }
 
-/// The constructor of a kind of fault, and how often the fault occurs compared with others.
+/// The constructor of a kind of fault, and how often the fault occurs compared with other faults.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
 const KINDS: [Kind; 48] = [

@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // External members are affected only by these faults, because these faults lose no data.
+        // Only these four faults affect external members, because these faults lose no data.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -179,8 +179,7 @@ impl World {
                 let Some(name) = pick(self.disks.keys(), which) else {
                     return;
                 };
-                // The data is lost with the volume, and the container that has mounted the volume exits. The PVC may
-                // remain.
+                // The pod and the data are lost with the volume. The PVC remains in half of the cases.
                 self.pods.remove(&name);
                 if which < 128 {
                     self.disks.remove(&name);
@@ -209,8 +208,8 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "a user edits the Service of {name}");
             }
-            // The model deletes the Service of a member only while the client Service is open. Before that, no client
-            // has written, and a member without its Service and its pod looks like a member that was never created.
+            // The model deletes a member's Service only while the client Service has endpoints. Without endpoints, no
+            // client has written, and a member without Service and pod looks like a member that was never created.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -354,8 +353,8 @@ impl World {
     }
 
     /// Deletes the status, but only if the remaining objects identify the cluster: they all have one token, or only one
-    /// of the tokens has the cluster ID. If a second operator may have read the world earlier, the cluster must also
-    /// have formed.
+    /// of the tokens has the cluster ID. In a run with a second operator, which may have read the world earlier, every
+    /// object must have the cluster ID.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));

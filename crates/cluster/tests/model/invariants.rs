@@ -17,7 +17,7 @@ use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
-/// The state of the checks between events.
+/// The facts that the checks remember between events.
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
@@ -39,8 +39,8 @@ pub(crate) struct Memory {
     pub(crate) in_flight: Option<u64>,
     /// Members that other software removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected, and
-    /// they must do no harm.
+    /// True if a second operator is active, or if a write was late. In these cases, objects may exist that no plan
+    /// expected. These objects must do no harm.
     pub(crate) second: bool,
     /// The highest UID that existed when the step was planned.
     pub(crate) seen: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Registers a cluster that exists from the start.
+    /// Registers a cluster that exists before the operator starts.
     pub(crate) fn know<'a>(&mut self, token: &str, members: impl Iterator<Item = &'a String>) {
         self.recorded.insert(token.to_owned());
         self.ran.extend(members.cloned());
@@ -81,7 +81,7 @@ impl World {
 
     // ---- checks of writes ----
 
-    /// Checks a write of any sender before it is applied, even if it arrives late.
+    /// Checks a write of any sender before the world applies the write, even if it arrives late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
         self.forget_deleted_evidence();
         match write {
@@ -199,7 +199,7 @@ impl World {
         );
     }
 
-    /// Invariant 11: a membership change is sent only to the member list from which it was planned.
+    /// Invariant 11: a membership change is sent only while the member list equals the list in the plan.
     pub(crate) fn judge_change(&mut self, change: &Change) {
         let now = self
             .recorded()
@@ -222,7 +222,7 @@ impl World {
     /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: the objects of the former cluster stay until the recovered cluster is complete.
+        // Invariant 9: the disks of the former cluster stay until the recovered cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// Checks after a write that a quorum can still return, if it could return before the write.
+    /// Checks after a write that a quorum can return, if a quorum could return before the write (`could`).
     pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
         if let Write::AddMember { member, .. } = write {
             self.memory.added.insert(member.clone());
@@ -352,7 +352,7 @@ impl World {
         left.count() >= crate::etcd_model::quorum(cluster.members())
     }
 
-    /// True if the member's data exists, etcd can read it, and its node can return.
+    /// True if the member's data exists, etcd can read it, and the node of its disk is not lost.
     pub(crate) fn is_usable(&self, name: &str) -> bool {
         let bound = self.disks.get(name).and_then(|disk| disk.node);
         let gone = bound.is_some_and(|node| self.nodes[node].power == Power::Gone);
@@ -389,7 +389,7 @@ impl World {
     }
 
     /// Invariant 6: the annotation `started` may be removed only if its member never started, because the operator may
-    /// then use the member's name again.
+    /// use the member's name again after the removal.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -474,7 +474,7 @@ impl World {
         }
     }
 
-    /// All readable data on all disks.
+    /// All readable data of one cluster, on disks and in pods, without the data of removed members.
     pub(crate) fn all_data<'a>(
         &'a self,
         token: &'a str,

@@ -1,7 +1,7 @@
 //! Members that follow the leader and do not serve clients yet: etcd answers only on its health listener.
 //!
 //! This file also contains the deliberate mistakes about members that do not serve clients yet. The checks in this
-//! file, or the checks of promotions, must detect each mistake.
+//! file, or the checks of promotions in `plans.rs`, must detect each mistake.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ impl World {
         pod.is_some_and(|pod| self.now >= pod.serves_from)
     }
 
-    /// Reads the health listeners of members that have not been observed to serve.
+    /// Reads the health listeners of learners and of members that are drained from the client Service.
     pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
         let joins = |name: &String| {
             let role = observed.pods[name].role;
@@ -116,7 +116,7 @@ impl World {
 
     // ---- checks of invariant 24 ----
 
-    /// Checks that a plan relies only on members that serve, except for promotions.
+    /// Checks that a membership change relies only on members that serve clients. Promotions are exempt.
     pub(crate) fn judge_joining(&mut self, change: &Change, cluster: &Cluster) {
         let serves = |name: &String| self.serves_clients(name);
         if let Some(name) = change.via.iter().find(|name| !serves(name)).cloned() {
@@ -156,14 +156,14 @@ impl World {
         }
     }
 
-    /// Checks that a voter becomes an endpoint of the client Service only after it serves.
+    /// Checks that a voter becomes an endpoint of the client Service only after it serves clients.
     pub(crate) fn judge_let_in(&mut self, label: &Label) {
         let Some(pod) = self.pods.get(&label.member) else {
             return;
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // A member may become an endpoint before it serves clients if no other member serves clients, because it then
+        // While no other member serves clients, a member may become an endpoint before it serves clients, because it
         // takes no client from a serving member.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
@@ -277,7 +277,7 @@ impl Mutation {
         }
     }
 
-    /// A deliberate mistake: a new voter gets its label as if it already served.
+    /// A deliberate mistake: a new voter gets its label as if it served clients.
     pub(crate) fn lets_joining_in(self, world: &World, label: &mut Label) {
         let was = world.pods.get(&label.member).map(|pod| pod.role);
         if self == Self::LetsJoiningIn && was == Some(Role::Learner) {

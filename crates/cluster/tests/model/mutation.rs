@@ -1,4 +1,4 @@
-//! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, its plan, a request
+//! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, the plan, a request
 //! or a precondition, but not the code of the planner.
 
 use crate::writes::{Change, Write};
@@ -42,7 +42,7 @@ pub(crate) enum Mutation {
     BootstrapsWithoutPods,
     /// A member without a pod is replaced although its disk exists.
     ReplacesMembersWithDisks,
-    /// A member that has already run is started as a new member on an empty disk.
+    /// A member that has run before is started as a new member on an empty disk.
     StartsNewTwice,
     /// A bootstrap member that lost its disk is started again.
     RestartsEmptyFirstMembers,
@@ -54,7 +54,7 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before its Service gets the annotation `started`.
     MarksLate,
-    /// A start does not renew the annotation `started` of another process. A separate test detects this mistake.
+    /// A start does not renew an annotation `started` that another process set. Another test detects this mistake.
     TrustsMarksOfOthers,
     /// The annotation `started` is removed although the pod may have been created.
     TakesMarksBackBlindly,
@@ -90,7 +90,7 @@ pub(crate) enum Mutation {
     HibernatesWithoutDisks,
     /// The NOSPACE alarm is disarmed while the database is full.
     DisarmsFullDatabases,
-    /// The CORRUPT alarm is disarmed while the corrupt member is still in the cluster.
+    /// The CORRUPT alarm is disarmed before the corrupt member is removed from the cluster.
     DisarmsMembers,
     /// A member is defragmented while another member is down.
     DefragmentsWhileAnotherIsDown,
@@ -104,7 +104,7 @@ pub(crate) enum Mutation {
     SkipsAMinor,
     /// A pod on an existing disk starts with the version of the bootstrap instead of the recorded version.
     ForgetsTheNotedVersion,
-    /// Members change their version without a backup, although the spec requires one.
+    /// Members change their version without a backup, although the spec requires a backup.
     ChangesWithoutBackup,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
@@ -112,7 +112,7 @@ pub(crate) enum Mutation {
     TakesAllOut,
     /// The operator changes a paused cluster.
     IgnoresThePause,
-    /// The operator still manages a cluster whose EtcdCluster is being deleted.
+    /// The operator changes a cluster whose EtcdCluster is being deleted.
     ActsOnADeletedObject,
     /// Members are started and stopped although their certificates have problems.
     IgnoresCertificates,
@@ -129,12 +129,12 @@ pub(crate) enum Mutation {
     /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
     /// A PVC counts as a usable volume although its volume is lost. A test in the module `volumes` must detect this
-    /// mistake and the next mistake in this list.
+    /// mistake and `ForgetsGivenUpSeeds`.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
     /// Volumes of members that other software removed are deleted at once. A test in the module `removed` must detect
-    /// this mistake and the next two mistakes in this list.
+    /// this mistake, `ForgetsTheMajority` and `StartsEvidence`.
     TakesEvidenceForLeftovers,
     /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
@@ -157,7 +157,7 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
-    /// Members start with TLS only, although they should also accept plain text. A test in the module `missteps` must
+    /// Members start with TLS only, although they must accept TLS and plain text. A test in the module `missteps` must
     /// detect this mistake and the following mistakes about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
@@ -182,7 +182,7 @@ pub(crate) enum Mutation {
     /// A CA is retired before all members trust the next CA.
     RetiresEarly,
     /// The operator does not read which version last served the data on a volume. Tests in the module `served` must
-    /// detect this mistake and the following one.
+    /// detect this mistake and `GoesBackUnproven`.
     ForgetsWhatServed,
     /// The recorded version of a silent member counts as proof that the next version has never run.
     GoesBackUnproven,

@@ -1,5 +1,5 @@
-//! Clusters that this operator did not start (ADR 15): it adopts pods of coreos/etcd-operator, and an EtcdCluster joins
-//! and then replaces external members outside of Kubernetes. This file also contains manual changes with etcdctl.
+//! Clusters that this operator did not start (ADR 15): pods of coreos/etcd-operator that it adopts, and members outside
+//! of Kubernetes that an EtcdCluster joins and then replaces. Also contains manual changes with etcdctl.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::writes::Plan;
 pub(crate) enum Begun {
     /// This operator started the cluster.
     Here,
-    /// coreos/etcd-operator. Its pods have no annotations, never restart, and have no Service for each member.
+    /// coreos/etcd-operator started the cluster. Its pods never restart, and have neither annotations nor a Service.
     Old,
     /// A person started the cluster on external machines.
     Elsewhere,
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// The token of the cluster that the operator queries, and the external members that it also queries.
+    /// The token of the cluster that the operator queries, and the external members to query.
     pub(crate) fn asked_token(&self, observed: &Observed) -> Option<(String, Vec<String>)> {
         let intent = observed.intent.as_ref();
         let token = intent.map(|intent| intent.token.clone());
@@ -143,7 +143,7 @@ impl World {
         Some((token, elsewhere))
     }
 
-    /// The status of the listed external members.
+    /// Reads the status of each external member in the member list.
     pub(crate) fn ask_elsewhere(&self, token: &str, observed: &mut Observed) {
         let Seen::Known(list) = &observed.members else {
             return;
@@ -167,7 +167,7 @@ impl World {
             .collect()
     }
 
-    /// True if clients write to external members, at the addresses of their machines.
+    /// True if clients can write to an external member, at the address of its machine.
     pub(crate) fn clients_elsewhere(&self, token: &str) -> bool {
         let members = self.clusters.get(token).map(Cluster::members);
         self.pods.iter().any(|(name, pod)| {
@@ -196,8 +196,7 @@ impl World {
         })
     }
 
-    /// True if the operator only reports a lost quorum: the cluster is not recorded yet, or still needs external
-    /// members.
+    /// True if the operator only reports a lost quorum: the cluster is not recorded yet, or needs external members.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);

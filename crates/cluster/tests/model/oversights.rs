@@ -10,7 +10,7 @@ use crate::world::World;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Removes the information that the planner lacks because of this deliberate mistake.
+    /// Removes the information that this deliberate mistake withholds from the planner.
     pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {

@@ -81,8 +81,8 @@ impl World {
     }
 
     /// Deletes the EtcdCluster. Does nothing if external members exist, because the remaining objects would look like
-    /// those of a new cluster. Also does nothing if a PVC of another cluster exists, or if the retained volumes would
-    /// not identify the cluster.
+    /// those of a new cluster. Does nothing if a PVC of another cluster exists, or if the retained volumes would not
+    /// identify the cluster.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.setup.retains && !self.can_be_recreated() {
@@ -141,7 +141,7 @@ impl World {
         self.reported_voters.clear();
         self.named_before.clear();
         // No late write can reach the new EtcdCluster, because an operator process drops a plan after ten seconds. The
-        // garbage collector also deletes the objects of the deleted EtcdCluster.
+        // garbage collector deletes the objects of the deleted EtcdCluster.
         self.late.clear();
         if self.setup.backs_up {
             // Volumes of earlier clusters have no owner, so a user deletes them.
@@ -227,8 +227,8 @@ impl World {
 
     /// Checks the writes to a cluster that is paused, is being deleted, or has invalid certificates: a paused or
     /// deleted cluster does not change, and invalid certificates cause no start, stop or removal of a member. If the
-    /// world changed during the observation (not `atomic`), the operator may count a member as lost for another reason.
-    /// The check then covers only members that the operator has seen serving.
+    /// world changed during the observation (not `atomic`), the check covers only members that the operator has seen
+    /// serving, because the operator may count other members as lost for another reason.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         // Invariant 41: the operator keeps the members running for the backup before the deletion.
         let is_held = observed.deleting && self.setup.backs_up;

@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// Invariant 1: unknown is not empty. Without a member list, the operator deletes no object and changes no member.
+    /// Invariant 1: while the member list is unknown, the operator deletes no object and changes no member.
     fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
         if observed.cluster_id.is_none() {
             return;

@@ -122,8 +122,8 @@ impl World {
         observed
     }
 
-    /// The client Service as the operator observes it. A Service that selects the pods of another cluster counts as
-    /// drifted.
+    /// The shared objects as the operator observes them. A client Service that selects the pods of another cluster
+    /// counts as drifted.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// The linearizable list, from the first member that can answer: a voter that reaches the leader.
+    /// The linearizable member list, from the first member that can answer: a voter that reaches the leader.
     pub(crate) fn read_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         let open = via.iter().filter(|name| self.serves_clients(name));
@@ -196,7 +196,7 @@ impl World {
         let member = cluster.configs[data.config].get(&data.member);
         let learner = member.is_some_and(|member| member.learner);
         // The operator calls a learner at the address of its pod, so a learner without connections to other members
-        // still answers, and reports its last known leader.
+        // answers, and reports its last known leader.
         let closed = self.services.get(name).is_some_and(|one| one.closed);
         let alone = learner && !closed && self.is_heard(name);
         if !self.operator_reaches(name) && !alone {
@@ -224,7 +224,7 @@ impl World {
     }
 }
 
-/// A pod as the API server returns it.
+/// A pod as the operator reads it from the API server.
 fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     let initial = match pod.start.state {
         State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
@@ -279,7 +279,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     }
 }
 
-/// The time of a tick. A tick is three seconds, so two ticks cover etcd's rule of five seconds.
+/// The time of a tick. A tick is three seconds, so two ticks cover the 5 s for which etcd requires connections.
 pub(crate) fn seconds(ticks: u64) -> Timestamp {
     Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }

@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// Reads the local list of each member that answers, and the answer of a recovery's seed. Both need no quorum.
+    /// Reads the local list of each member that answers, and the answer of a recovery's seed. No quorum is necessary.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,

@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// Forgets volumes that were deleted or lost. The other removed members may then be a minority.
+    /// Forgets volumes that were deleted or lost. Without them, the remaining removed members may be a minority.
     pub(crate) fn forget_deleted_evidence(&mut self) {
         let all = self.memory.vanished.len();
         let disks = &self.disks;
@@ -112,8 +112,8 @@ impl World {
         );
     }
 
-    /// A person starts a member with `--force-new-cluster`. The member continues alone with its data, and the others
-    /// learn from it that they were removed.
+    /// A person starts a member with `--force-new-cluster`. The member continues alone with its data, and the other
+    /// members learn from it that they were removed.
     pub(crate) fn force_new_cluster(&mut self, which: u8) {
         let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
         let Some(token) = recorded.map(|intent| intent.token.clone()) else {

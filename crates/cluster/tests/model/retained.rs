@@ -11,7 +11,7 @@ use crate::story::play_drawn;
 use crate::world::World;
 
 impl World {
-    /// True if the objects identify the cluster: they have the cluster ID, and those of an earlier cluster are marked.
+    /// True if the objects identify the cluster: all have the cluster ID, and PVCs of an earlier cluster are marked.
     pub(crate) fn can_be_recreated(&self) -> bool {
         let token = self.intent.as_ref().map(|intent| &intent.token);
         let pods = self.pods.values();
@@ -26,7 +26,7 @@ impl World {
         !self.disks.is_empty() && pods.all(is_identified) && disks.all(is_identified)
     }
 
-    /// True if the volumes of a quorum exist. The operator must then find the cluster again.
+    /// True if the volumes of a quorum exist, from which the operator must find the cluster again.
     pub(crate) fn retains_quorum(&self) -> bool {
         self.clusters.values().any(|cluster| {
             let voters = cluster.voters();

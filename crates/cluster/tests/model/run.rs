@@ -42,7 +42,7 @@ pub(crate) struct Run {
     pub(crate) rounds: usize,
 }
 
-/// The fault of a round: what goes wrong in it, and when.
+/// The faults of a round. A `usize` is the number of writes before the fault; a `u8` is a number of ticks.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fault {
     crash_after: Option<usize>,
@@ -215,7 +215,7 @@ impl Run {
     }
 
     /// Sends the chains of a plan. To simulate concurrency, the model sends one write of each chain in turn, and each
-    /// time starts with another chain. Returns false if the operator process has crashed.
+    /// round starts with a different chain. Returns false if the operator process has crashed.
     pub(crate) fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
@@ -296,8 +296,8 @@ impl Run {
         sent
     }
 
-    /// Removes an annotation `started` as `execute` does, after a rejection or when the observation becomes too old. In
-    /// the second case, `ticks` pass before the removal, and another process may hold the lease by then.
+    /// Removes an annotation `started` as `execute` does, after a rejection or when the observation becomes too old. If
+    /// the observation is too old, `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -321,7 +321,7 @@ impl Run {
         });
     }
 
-    /// Invariant 11: the change is sent only to the member list from which it was planned.
+    /// Invariant 11: a membership change is sent only while the member list equals the list in the plan.
     fn is_still_true(&self, write: &Write, plan: &Plan) -> bool {
         let change = plan
             .step

@@ -1,5 +1,5 @@
-//! Converts each request of a plan to a [`Write`], as the API server or etcd would read it. The operator's own
-//! functions parse the objects in the requests, so each round also tests the builders.
+//! Converts each request of a plan to a [`Write`], as the API server or etcd would read the request. The operator's own
+//! functions parse the objects in the requests, so each round tests the operator's object builders.
 //!
 //! The deliberate mistakes of the model test (`mutation.rs`) change these [`Write`] values.
 
@@ -177,7 +177,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // Each request contains all fields of the record, so the request must contain the unchanged intent.
+                // Each status request contains all fields, so this request must contain the unchanged intent.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

@@ -1,5 +1,5 @@
-//! A cluster of one member, whose next minor release may have no image. The pod is lost at any moment, and the user
-//! sets the version back (invariant 30).
+//! A cluster of one member. The minor release that the user requests may have no image. The pod is lost at any moment,
+//! and the user sets the version back (invariant 30).
 
 use cluster::snapshot::{Observed, Trouble};
 
@@ -30,9 +30,9 @@ impl Mutation {
 
 /// Generates a run from the seed.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
-    /// The versions that the spec requests, as indexes into `VERSIONS`: 6 has no image, and 4 has one.
+    /// The versions that the spec requests, as indexes into `VERSIONS`: 3.6.999, which has no image, and 3.6.16.
     const NEXT: [u8; 3] = [6, 6, 4];
-    /// The version with which the cluster begins, as an index into `VERSIONS`.
+    /// The first version of the cluster (3.5.35), as an index into `VERSIONS`.
     const FIRST: u8 = 2;
     let mut dice = Dice::new(seed ^ 0x30_0030);
     let setup = Setup {
@@ -76,7 +76,7 @@ fn model_detects_rollback_after_next_version_may_have_run() {
     find(&[Mutation::GoesBackUnproven], drawn, ROUNDS);
 }
 
-/// Without the record, a cluster of one member stays forever on a version that has no image.
+/// Without the record of the served version, a cluster of one member stays forever on a version that has no image.
 #[test]
 fn model_detects_operator_that_forgets_served_version() {
     let found = (0..100).find(|seed| {

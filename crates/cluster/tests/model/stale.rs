@@ -28,7 +28,7 @@ impl World {
             && !self.wishes.hibernate
     }
 
-    /// True if the status of this world already contains the report on an observation.
+    /// True if the status of this world contains the report on this observation.
     fn is_reported(&self, observed: &Observed) -> bool {
         let voters = listed_voters(observed);
         voters.is_none_or(|voters| voters == self.reported_voters)
@@ -66,7 +66,7 @@ impl Run {
         self.cache = Some(Box::new(now));
     }
 
-    /// A round that plans from the caches first. Returns the executed plan, or the plan without a step.
+    /// A round that plans from the caches first. Returns the executed plan, or the plan with nothing to do.
     pub(crate) fn cached_round(&mut self) -> Option<Plan> {
         let lives = self.world.lives;
         let cache = self.cache.take().filter(|cache| cache.lives == lives);

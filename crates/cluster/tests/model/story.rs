@@ -68,8 +68,7 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // A run that does not converge does not count, because every mistake can prevent convergence. The search
-        // continues.
+        // A failure to converge does not count, because every mistake can prevent convergence.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -177,7 +176,7 @@ fn shrink(
     }
 }
 
-/// The kind of a failure: its first words, with the number of the invariant.
+/// The kind of a failure: its first two words, for example `invariant 6`.
 pub(crate) fn kind(broken: &str) -> &str {
     let words = broken
         .match_indices(' ')
@@ -189,8 +188,8 @@ pub(crate) fn kind(broken: &str) -> &str {
 /// A function that generates the events of a special run from a seed, for example a run with TLS changes.
 pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
 
-/// Runs seeds of a special kind, one after another, for this number of rounds. Panics with the story of the first
-/// failure.
+/// Plays the runs that `drawn` generates from consecutive seeds, for this number of rounds. Panics with the story of
+/// the first failure.
 pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
     let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
@@ -206,7 +205,7 @@ pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     }
 }
 
-/// Checks that runs of a special kind detect each of these mistakes within this number of rounds.
+/// Checks that the runs of `drawn` detect each mistake within this number of rounds, and pass without it.
 pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
     for mutation in mistakes {
         let (mut played, mut found) = (0, None);
@@ -215,7 +214,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // A run that does not converge does not count, because every mistake can prevent convergence.
+            // A failure to converge does not count, because every mistake can prevent convergence.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
@@ -261,7 +260,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Combines consecutive rounds without a change into one line.
+/// Combines consecutive rounds with the same text into one line.
 fn condensed(story: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut same: Option<(&str, &str)> = None;

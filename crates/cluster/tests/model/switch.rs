@@ -2,11 +2,11 @@
 //! members can connect to these URLs, and the protocol of the clients. Only runs with `Setup::tls` contain TLS changes,
 //! because a change takes many rounds.
 //!
-//! Two members are partitioned only if neither can connect to the other: etcd sends over a stream that either of them
+//! Two members are partitioned only if neither can connect to the other: etcd sends over a stream that either member
 //! has opened (`pick` in etcd's `server/etcdserver/api/rafthttp/peer.go`).
 //!
-//! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. A user may
-//! also try to change TLS in one step, which the operator must refuse.
+//! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. In some
+//! events, the user changes TLS in one step, which the operator must refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -47,7 +47,7 @@ fn policy(which: u8) -> Option<TlsPolicy> {
     all[usize::from(which) % all.len()].clone()
 }
 
-/// What the operator that sends the current writes had observed when it planned them.
+/// The observation from which the sender of the current writes made its plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sender {
     /// The TLS settings with which members start.
@@ -63,7 +63,7 @@ pub(crate) struct Sender {
 struct Made {
     policy: Option<TlsPolicy>,
     mode: TlsMode,
-    /// The peer URLs in `--initial-cluster`; only for a joining member.
+    /// The peer URLs in `--initial-cluster`.
     told: BTreeMap<String, PeerListener>,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Switch {
     pub(crate) untold: bool,
     /// The issuer of the certificates that clients have and trust; `None` if clients use plain text.
     clients: Option<Maker>,
-    /// The operator whose writes are being applied.
+    /// The observation of the operator whose writes are being applied.
     pub(crate) sender: Sender,
 }
 
@@ -232,7 +232,7 @@ impl World {
 
     // ---- connections between members ----
 
-    /// True if `from` can connect to `to` at this URL, according to the flags of both.
+    /// True if `from` can connect to `to` at this URL, according to the flags of both members.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -245,7 +245,7 @@ impl World {
         mode.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
-    /// True if a joining pod reaches the other member at the URL in its flags.
+    /// True if the joining member `name` reaches the member `peer` at the URL in the flags of `name`.
     pub(crate) fn finds(&self, name: &str, peer: &str) -> bool {
         if !self.plays_tls() {
             return true;
@@ -258,8 +258,8 @@ impl World {
         self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
     }
 
-    /// True if the peer URLs in the member's flags equal those in the member list. etcd compares them at the first
-    /// start.
+    /// True if the peer URLs in the member's flags equal the peer URLs in the member list. etcd compares them at the
+    /// first start.
     pub(crate) fn has_listed_peer_urls(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
@@ -269,8 +269,8 @@ impl World {
         all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
     }
 
-    /// Splits a group if some of its members can connect to no other member. `all` contains each member with its group
-    /// and the configuration that it knows.
+    /// Splits each group into parts that no connection links. `all` contains each member with its group and the
+    /// configuration that it knows.
     pub(crate) fn take_apart(
         &mut self,
         cluster: &Cluster,
@@ -450,7 +450,7 @@ impl World {
         self.switch.clients = mode.maker.filter(|_| mode.clients == Clients::Tls);
     }
 
-    /// True if a user may recreate the EtcdCluster without its status. During a TLS change, the pods must then still
+    /// True if a user may recreate the EtcdCluster without its status. During a TLS change, this requires pods that
     /// show the settings with which members were started.
     pub(crate) fn tls_can_be_told(&self) -> bool {
         let settled = || self.switch.record.is_none() || self.ready().is_some();

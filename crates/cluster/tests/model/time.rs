@@ -209,7 +209,7 @@ impl World {
         true
     }
 
-    /// Starts the container. Returns how it exits; `None` if it continues to run.
+    /// Starts the container. Returns how the container exits; `None` if it continues to run.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Starts a bootstrap member: the token and the bootstrap members define the cluster. etcd exits if another member
-    /// knows that this member has already started (`isMemberBootstrapped`).
+    /// knows that this member has started before (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;
@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// Computes connections from the members' TLS settings and certificates. Returns nothing in runs without TLS
+    /// Computes the groups from the members' TLS settings and certificates. Returns an empty map in runs without TLS
     /// changes and without lost certificates.
     fn groups(&mut self, token: &str, cluster: &Cluster) -> BTreeMap<u64, usize> {
         if !self.plays_tls() && !self.plays_authorities() {
@@ -400,7 +400,7 @@ impl World {
         self.take_apart(cluster, &all)
     }
 
-    /// All data of a cluster that a process uses now.
+    /// The data of each running member of this cluster.
     pub(crate) fn logs(&mut self, token: &str) -> Logs<'_> {
         let mut logs = Logs::new();
         let mut disks = self.disks.iter_mut().peekable();
@@ -427,7 +427,7 @@ impl World {
         slow.map(|(id, _)| *id).collect()
     }
 
-    /// True if clients write to this cluster: the client Service has endpoints of it. A terminating pod is no endpoint.
+    /// True if clients reach this cluster, at an endpoint of the client Service or at an external member.
     fn client_reaches(&self, token: &str) -> bool {
         let serves = |pod: &WorldPod| {
             let open = self.now >= pod.serves_from;

@@ -73,8 +73,8 @@ impl World {
         self.versions.wanted.unwrap_or(self.setup.version)
     }
 
-    /// The user sets another version. Before the cluster has formed, a version change recreates the bootstrap members.
-    /// Other tests cover that case.
+    /// The user sets another version. Does nothing before the cluster has formed: a version change would recreate the
+    /// bootstrap members, which other tests cover.
     pub(crate) fn want_version(&mut self, which: u8) {
         if self.cluster_id.is_none() {
             return;
@@ -96,7 +96,7 @@ impl World {
             return;
         };
         // If a member waits for a missing image during a downgrade, the user sets the version that this member ran
-        // before, because the member cannot continue otherwise.
+        // before, because the member cannot start without an image.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -186,8 +186,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariants 18 and 30 have two exceptions: a late write arrives after the cluster has changed, or other
-        // software restarts a removed member, which then exits again.
+        // The checks do not apply to external members, to a removed member (which exits after each start), and after a
+        // late write, which may arrive after the cluster has changed.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
@@ -449,7 +449,7 @@ impl World {
         }
     }
 
-    /// True if every member runs the desired version.
+    /// True if every member runs the desired version, and no member is drained from the client Service.
     pub(crate) fn runs_what_is_wanted(&self) -> bool {
         let wanted = self.wanted_version();
         let Some(cluster) = self.recorded() else {

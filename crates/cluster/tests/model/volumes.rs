@@ -38,7 +38,7 @@ impl World {
         );
     }
 
-    /// Deletes each lost volume that no pod has mounted.
+    /// Deletes the data of each lost volume that no running pod has mounted.
     pub(crate) fn close_lost_volumes(&mut self) {
         let pods = &self.pods;
         let closed = |name: &String| pods.get(name).is_none_or(|pod| !pod.running);

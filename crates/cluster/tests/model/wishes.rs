@@ -22,7 +22,7 @@ use crate::write::Answer;
 const QUOTA: i64 = 1000;
 /// The number of entries that one call appends to the log.
 const APPENDED: u64 = 6_000;
-/// The size of a database without a fault.
+/// The size of a database that is not full.
 const SMALL: i64 = 100;
 
 /// The settings that the user has changed, the active alarms, and the records about alarms.
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// Clients write until the database reaches its quota. While the alarm is active, they cannot write.
+    /// Clients write until the database reaches its quota. While an alarm is active, clients cannot write.
     fn fill(&mut self) {
         if !self.alarms().is_empty() {
             return;
@@ -103,7 +103,7 @@ impl World {
         tell!(self, "the databases are full");
     }
 
-    /// etcd compares the members' data, and raises an alarm if it differs.
+    /// etcd compares the members' data, and raises an alarm if the data differs.
     fn mistrust(&mut self, which: u8) {
         let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
             return;
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// True if an alarm is active in this cluster. etcd then accepts no writes.
+    /// True if an alarm is active in this cluster, so that etcd accepts no writes.
     pub(crate) fn is_alarmed(&self, token: &str) -> bool {
         self.wishes.alarmed == token && !self.wishes.alarms.is_empty()
     }
@@ -401,8 +401,8 @@ impl World {
         process.is_some_and(|process| process.leads.is_some())
     }
 
-    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that hibernation
-    /// keeps the disks (invariant 9).
+    /// Checks invariant 18: a member is restarted only while every other voter serves, and a leader only after a
+    /// leadership transfer.
     pub(crate) fn judge_restart(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return;

@@ -105,7 +105,7 @@ pub(crate) struct WorldDisk {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) terminating: bool,
-    /// The PVC exists, but its volume is lost.
+    /// True if the PVC exists, but its volume is lost.
     pub(crate) lost: bool,
     /// The only node of the volume, if volumes are local.
     pub(crate) node: Option<usize>,
@@ -113,7 +113,7 @@ pub(crate) struct WorldDisk {
     /// True if the PVC has the token of the cluster.
     pub(crate) marked: bool,
     pub(crate) version: u64,
-    /// The removal of the member that is recorded on the PVC.
+    /// The removal of the member, as recorded on the PVC.
     pub(crate) removal: Option<Removal>,
     pub(crate) retention: RetentionNotes,
     pub(crate) volume: Volume,
@@ -177,10 +177,10 @@ pub(crate) struct Faults {
     pub(crate) crashing: BTreeSet<String>,
     /// True if etcd does not answer the operators.
     pub(crate) deaf: bool,
-    /// The Secrets with the members' certificates are missing or invalid, so a starting member has no valid
+    /// True if the Secrets with the members' certificates are missing or invalid, so a starting member has no valid
     /// certificates.
     pub(crate) member_secret: bool,
-    /// The operators' certificate is invalid.
+    /// True if the operators' certificate is invalid.
     pub(crate) operator_secret: bool,
     /// The time until which the API server is unavailable.
     pub(crate) api_away: u64,
@@ -211,7 +211,7 @@ pub(crate) struct World {
     pub(crate) versions: Versions,
     pub(crate) switch: Switch,
     pub(crate) pki: Pki,
-    /// The token of a cluster that this operator did not start; `None` if it started the cluster.
+    /// The token of a cluster that this operator did not start; `None` if this operator started the cluster.
     pub(crate) others: Option<String>,
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
@@ -440,7 +440,7 @@ impl World {
         pod.node.map_or(Power::On, |node| self.nodes[node].power)
     }
 
-    /// The number of the member's group. Members of one group reach each other. Operators and clients are in group 0.
+    /// The number of the member's network group, whose members reach each other. Operators and clients are in group 0.
     pub(crate) fn group(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();

@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// Sends a request to a member. `asked`: this member, its group, and the leader of the group.
+    /// Sends a request to the member `asked`, whose network group is `group`. `leader`: the leader of this group.
     fn ask(
         &mut self,
         token: &str,

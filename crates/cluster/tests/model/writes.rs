@@ -160,12 +160,12 @@ pub(crate) enum Write {
         record: Box<DefragmentationStatus>,
         over: String,
     },
-    /// Writes the record of the Raft log. `None` removes the record.
+    /// Writes `status.raftLog`. `None` removes the field.
     RecordRaftLog {
         record: Option<RaftLogStatus>,
         over: String,
     },
-    /// Writes the record of a change that waits for a backup. `None` removes the record.
+    /// Writes `status.beforeChange`. `None` removes the field.
     RecordBeforeChange {
         record: Option<BeforeChangeStatus>,
         over: String,

@@ -1,8 +1,8 @@
 //! A model of the capture: [`Capture::run`] records a simulated etcd in a simulated store.
 //!
 //! etcd splits the events at random, ends watches, compacts revisions, loses answers, joins another cluster or loses
-//! data. Uploads fail, get lost or arrive late. The caller drops the capture, or only its future, at random awaits. The
-//! tests in `tests/etcd` run the same code with a real etcd.
+//! data. Uploads fail, get lost or arrive late. The caller drops the capture, or only the future of [`Capture::run`],
+//! at random awaits. The tests in `tests/etcd` run the same code with a real etcd.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod etcd_model;
@@ -36,7 +36,7 @@ struct Model {
     base: StoredBase,
     limits: Limits,
     rng: StdRng,
-    /// The end of the chain that [`Capture::run`] has returned.
+    /// The reason of the gap that [`Capture::run`] has returned.
     gap: Option<GapReason>,
     /// True if a process has found the end of the chain in the store.
     has_found_end: bool,
@@ -196,8 +196,8 @@ impl Model {
         }
     }
 
-    /// Reads the chain, and compares it with the history of etcd. With `late`, a segment of an earlier process may have
-    /// arrived, and may continue the chain in another way.
+    /// Reads the chain, and compares it with the history of etcd. If `late` is true, the store has received a delayed
+    /// segment of an earlier process, and the chain may end with segments of that process.
     async fn check(&self, late: bool) -> Result<(), String> {
         let failed = |error: crate::stored::ReadError| text(&error);
         let opened = Reader::open(&self.store, PREFIX, self.base.name).await;

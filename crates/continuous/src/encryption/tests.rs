@@ -31,7 +31,7 @@ fn keys(all: impl IntoIterator<Item = Key>) -> Keys {
     keys
 }
 
-/// A base with this revision, whose time is the same number of seconds. `key` encrypts its snapshot.
+/// A base with this revision, whose time is `revision` seconds. `key` encrypts its snapshot.
 fn base_at(revision: i64, key: Option<&Key>) -> StoredBase {
     let created = revision * 1_000_000;
     let base = Base {
@@ -96,7 +96,7 @@ impl Recorded {
     }
 }
 
-/// The text of the error with its cause, which must be a problem of the encryption.
+/// The text of an encryption error. Panics if `error` is not an encryption error.
 fn problem(error: Option<ReadError>) -> String {
     let Some(ReadError::Encryption { error, .. }) = error else {
         panic!("{error:?}");
@@ -178,7 +178,7 @@ async fn damaged_encrypted_segment_is_refused() {
     assert!(problem(error).contains("damaged"));
 }
 
-/// Snapshots and large segments are uploads of several parts.
+/// Snapshots and large segments are uploaded in several parts.
 #[tokio::test]
 async fn encrypted_upload_returns_same_content() {
     let recorded = Recorded::new();
@@ -251,7 +251,7 @@ async fn point_with_keys_is_found_only_in_encrypted_chain() {
         };
         assert!(problem(Some(error)).contains(&first().id().to_string()));
     }
-    // The base itself needs a key too.
+    // Revision 18 needs no segment, but the snapshot of its base is encrypted.
     let error = recorded.find(Point::Revision(18), None).await;
     let error = error.unwrap_err();
     assert!(

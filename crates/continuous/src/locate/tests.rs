@@ -12,8 +12,8 @@ use crate::record::{GapReason, LeaseEnd, Record, Transaction};
 use crate::recorder::Recorder;
 use crate::stored::{write_base, write_segment};
 
-/// A chain of ten segments with three revisions each, from 11 to 40. Revision N has the time N seconds. Some segments
-/// have no transactions.
+/// A chain of ten segments with three revisions each, from 11 to 40. Revision N has the time N seconds. A segment
+/// without transactions follows each of the ten segments.
 async fn stored(gap: bool) -> (TempDir, LocalStore) {
     let directory = tempfile::tempdir().unwrap();
     let store = LocalStore::new(directory.path());

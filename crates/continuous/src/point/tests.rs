@@ -214,7 +214,7 @@ async fn time_between_chains_is_found_if_nothing_changed() {
     recorded.record(&first, 11..=20, 0, None).await;
     recorded.base(7, 20, 20).await;
     assert_eq!(summary(&recorded.at(35).await.unwrap()), (10, 20, 20));
-    // A base with the same revision of another cluster proves nothing.
+    // A base of another cluster with the same revision does not prove that nothing changed.
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
@@ -230,7 +230,7 @@ async fn later_time_never_has_earlier_revision() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
-    // The base has revision 16, and its time is 18 s. Revision 17 follows after 20 s.
+    // The base has revision 16, and its time is 18 s. In the chain of this base, revision 17 has the time 20 s.
     let second = recorded.base(7, 16, 2).await;
     recorded.record(&second, 17..=30, 3, None).await;
     let mut last = 0;
@@ -360,7 +360,7 @@ async fn invariant_13_base_with_foreign_snapshot_is_refused() {
     assert_eq!(summary(&found), (10, 12, 12));
 }
 
-/// Invariant 15: the number of bases of a tenant is limited.
+/// Invariant 15: a tenant can store any number of bases, so a search fails above a limit.
 #[tokio::test]
 async fn invariant_15_search_limits_number_of_bases() {
     let recorded = Recorded::new();

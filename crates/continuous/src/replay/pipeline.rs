@@ -62,7 +62,8 @@ impl<'a> Pipeline<'a> {
         self.window.repeated()
     }
 
-    /// Sends the next transaction. Waits until the window admits the transaction, but not for its answer.
+    /// Sends the next transaction. Waits until the window admits the transaction. Waits for its answer only if the
+    /// transaction deletes a range.
     pub(super) async fn send(&mut self, transaction: Transaction) -> Result<(), Failure> {
         // etcd's keys must be those of the preceding revision when the keys of a range are counted.
         let counts_keys = has_range(&transaction);
@@ -98,7 +99,7 @@ impl<'a> Pipeline<'a> {
     async fn answer(&mut self) -> Result<(), Failure> {
         match self.in_flight.next().await {
             Some((revision, result)) => self.process(revision, result),
-            // The window always has a transaction in flight, or is empty and admits the next one.
+            // Never happens: a window without a transaction in flight is empty, and admits the next transaction.
             None => Err(self.failed(Drift {
                 expected: self.sent() + 1,
                 found: self.sent(),
@@ -124,7 +125,8 @@ impl<'a> Pipeline<'a> {
         self.in_flight.push(request.boxed_local());
     }
 
-    /// The failure after a drift. A lease that has ended is the more precise cause.
+    /// Converts a drift to a failure. If a lease has ended, the failure names the lease, because its end has caused the
+    /// drift.
     fn failed(&self, drift: Drift) -> Failure {
         match self.target.lost_lease() {
             Some(id) => Failure::LeaseLost {

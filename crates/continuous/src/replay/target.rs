@@ -50,7 +50,7 @@ impl Target {
         Ok(revision(answer.header()))
     }
 
-    /// Sends the changes of a transaction in one etcd transaction, with its guard.
+    /// Sends the changes of a recorded transaction in one etcd transaction, with the guard of `attempt`.
     pub(super) async fn apply(&self, attempt: &Attempt) -> Result<Answer, Error> {
         let mut operations = Vec::new();
         for part in parts(&attempt.transaction.changes) {
@@ -80,7 +80,7 @@ impl Target {
     }
 
     /// The operations that delete these keys, which must be in ascending order: one deletion of a range if the target
-    /// has no other keys in the range, otherwise one deletion for each key.
+    /// has only these keys in the range, or else one deletion for each key.
     async fn deletions(&self, keys: Vec<Bytes>) -> Result<Vec<TxnOp>, Error> {
         if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
             let end = key_after(last);
@@ -110,8 +110,8 @@ impl Target {
         Ok(())
     }
 
-    /// Grants a lease with its recorded ID. Keeps an existing lease if it has keys or the recorded TTL. Otherwise
-    /// revokes it first.
+    /// Grants a lease with its recorded ID. A lease that already has this ID stays if it has keys or the recorded TTL,
+    /// or if no TTL was recorded. A lease that does not stay is revoked first.
     pub(super) async fn grant(&self, lease: Lease) -> Result<(), Error> {
         let mut client = self.client.lease_client();
         let options = LeaseTimeToLiveOptions::new().with_keys();
@@ -132,7 +132,8 @@ impl Target {
         Ok(())
     }
 
-    /// Revokes a lease. Returns false if the lease has keys, because etcd would delete them and use a revision.
+    /// Revokes a lease without keys. Returns false if the lease has keys, and does not revoke it, because etcd would
+    /// delete the keys and use a revision.
     pub(super) async fn revoke(&self, id: i64) -> Result<bool, Error> {
         let mut client = self.client.lease_client();
         let options = LeaseTimeToLiveOptions::new().with_keys();

@@ -24,7 +24,7 @@ const MAX_CHANGES: usize = 4_096;
 /// The window shrinks if the rejected attempts exceed this fraction of the applied ones: one divided by this number.
 const REJECTION_DIVISOR: usize = 5;
 
-/// After this number of applied transactions, the window has its maximum size again. If etcd always processes the last
+/// After this number of applied transactions, the window gets its maximum size again. If etcd always processes the last
 /// request of a burst first, a small window has many rejected transactions, and a large one has few.
 const PROBE_INTERVAL: usize = 4_096;
 
@@ -34,22 +34,22 @@ const EXAMINED_DELETIONS: usize = 4;
 /// A comparison that is true only after etcd has applied the preceding transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Guard {
-    /// The preceding transaction puts this key, so the key's modification revision is the revision of this transaction.
+    /// The preceding transaction puts this key, and so sets the key's modification revision to `revision`.
     Modified {
         /// The key.
         key: Bytes,
         /// The revision of the preceding transaction.
         revision: i64,
     },
-    /// The preceding transaction deletes this key. The key exists before, because no transaction that etcd may not have
-    /// applied yet puts the key.
+    /// The preceding transaction deletes this key. No transaction in flight puts the key, so the key exists until etcd
+    /// applies the preceding transaction.
     Deleted {
         /// The key.
         key: Bytes,
     },
 }
 
-/// A transaction to send, with its guard. Without a guard, etcd has already applied the preceding transaction.
+/// A transaction to send, with its guard. The guard is `None` if etcd has already applied the preceding transaction.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) transaction: Arc<Transaction>,
@@ -92,8 +92,8 @@ impl Entry {
         self.attempt.transaction.revision
     }
 
-    /// etcd had applied the preceding transaction and nevertheless rejected this one. This happens only if another
-    /// client has written to etcd. Sending the transaction again cannot succeed.
+    /// Returns a drift if etcd rejected this transaction although it had applied the preceding one. This happens only
+    /// if another client has written to etcd. A second attempt cannot succeed.
     fn drift(&self) -> Option<Drift> {
         let expected = self.revision();
         match self.state {
@@ -185,7 +185,8 @@ impl Window {
     }
 
     /// Admits the next transaction. Returns `None` if the caller must first wait for an answer. After a rejection, no
-    /// transaction is admitted until all rejected ones were sent again, because etcd would reject it too.
+    /// transaction is admitted until all rejected ones were sent again, because etcd would reject a transaction that
+    /// follows a rejected one.
     pub(super) fn admit(&mut self, transaction: &Arc<Transaction>) -> Option<Attempt> {
         let guard = match self.entries.back() {
             None => None,
@@ -276,8 +277,8 @@ impl Window {
         self.entries.len() >= self.limit.current || content > MAX_CONTENT || changes > MAX_CHANGES
     }
 
-    /// The guard of the transaction that follows `before`. `None` if `before` has only deletions and none of the
-    /// examined keys is certain to exist before.
+    /// The guard of the transaction that follows `before`. `None` if `before` has only deletions, and transactions in
+    /// flight put all keys that are examined.
     fn guard(&self, before: &Transaction) -> Option<Guard> {
         let put = before.changes.iter().find(|change| change.value.is_some());
         if let Some(put) = put {

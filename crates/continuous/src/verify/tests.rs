@@ -97,7 +97,7 @@ fn segment_after_gap_is_rejected() {
         .unwrap();
     let mut verifier = Verifier::new(&base());
     assert_eq!(check(&mut verifier, &ended[0]), Ok(BASE_REVISION));
-    // The predecessor of this segment is the segment with the gap, so its check must fail.
+    // The segment `after` continues the segment with the gap, so the check of `after` must fail.
     let tip = Segment {
         records: Vec::new(),
         ..Segment::decode(&ended[0].object).unwrap()

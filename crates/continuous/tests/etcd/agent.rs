@@ -281,7 +281,7 @@ async fn complete_time_covers_all_acknowledged_writes() {
     .await;
 }
 
-/// All segments of a base are encrypted, or none.
+/// All segments of a base are encrypted, or none. An agent that starts with encryption therefore needs a new base.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_takes_new_base_when_encryption_is_turned_on() {
     let lab = Lab::new("3.6").await;

@@ -240,7 +240,7 @@ async fn no_change_is_lost_while_store_is_unavailable() {
     assert_replay_is_exact(&lab, &base).await;
 }
 
-/// If the future is dropped at any time, the next call continues without losing a change.
+/// If the future of [`Capture::run`] is dropped at any time, the next call of `run` continues without losing a change.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_change_is_lost_if_capture_is_dropped() {
     let lab = Lab::new("3.6").await;

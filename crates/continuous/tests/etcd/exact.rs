@@ -215,7 +215,7 @@ async fn replay_ends_at_requested_time() {
     assert_eq!(bases(&lab.store, PREFIX).await.unwrap(), [base.name]);
 }
 
-/// A lease that expires during a replay would use a revision.
+/// If a lease expired during a replay, etcd would delete its keys and use a revision.
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_with_short_ttl_survive_long_replay() {
     let lab = Lab::new("3.6").await;

@@ -5,7 +5,7 @@ use etcd_client::{Client, PutOptions, Txn, TxnOp};
 
 use crate::lab::{Lab, PREFIX, client, extras, hash, revision};
 
-/// The variable with which a seed starts its etcd.
+/// The environment variable that the seed of a restore sets for its etcd.
 pub(crate) const ONE_PROCESSOR: (&str, &str) = ("GOMAXPROCS", "1");
 
 const WRITERS: usize = 8;

@@ -18,7 +18,7 @@ async fn write(mut client: Client, writer: usize) {
     }
 }
 
-/// Run it with `cargo test -p continuous --test etcd --release speed -- --ignored --nocapture`.
+/// Run this measurement with `cargo test -p continuous --test etcd --release speed -- --ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn speed_of_recording_and_replay_is_measured() {

@@ -151,7 +151,8 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // This error counts as success: etcd applied an earlier promotion whose response was lost.
+                // This error counts as success, because the member is a voter. For example, the response to an earlier
+                // promotion was lost.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {

@@ -12,13 +12,13 @@ pub struct Deadlines {
     pub connect: Duration,
     /// Time limit for [`Etcd::status`], including the connection.
     pub status: Duration,
-    /// Time limit for every other call, including the connections and all members that are tried.
+    /// Time limit for each call that no other field limits, including the connections and all members that are tried.
     pub call: Duration,
     /// If a member has not responded to a read after this time, the read is also sent to the next member.
     pub hedge: Duration,
     /// Time limit for a defragmentation. etcd rewrites the whole database before it responds.
     pub defragment: Duration,
-    /// Maximum time between two chunks of a snapshot stream.
+    /// Maximum time between two chunks of a snapshot stream, and time limit for [`Etcd::hash`] and [`Etcd::key_count`].
     pub progress: Duration,
     /// A connection that was not used for this time is closed.
     pub idle: Duration,

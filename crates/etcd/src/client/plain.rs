@@ -85,7 +85,7 @@ async fn lines_of(
     let (mut total, mut in_headers, mut in_line) = (0, true, false);
     loop {
         line.clear();
-        // A line longer than `MAX_LINE` is read in several pieces, and all of them are dropped.
+        // A line of the body that is longer than `MAX_LINE` is read in several pieces, and all of them are dropped.
         let mut limited = (&mut reader).take(MAX_LINE);
         let read = limited.read_until(b'\n', &mut line).await?;
         if read == 0 {

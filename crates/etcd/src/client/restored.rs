@@ -1,8 +1,8 @@
 //! Reads the revision, the number of keys and their hash from a restored etcd, over plain HTTP. No credentials are
 //! used, because the passwords in the restored data are those at the time of the backup.
 //!
-//! The hash comes from `GET /members/hashkv` on the peer listener, with which members compare their data. etcd reads
-//! every key for the answer. etcd 3.4 and earlier do not support this request.
+//! The hash comes from `GET /members/hashkv` on the peer listener. Members compare their data with this request. etcd
+//! reads every key for the answer. etcd 3.4 and earlier do not support this request.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct Served {
     pub revision: i64,
     /// The hash of all keys at the requested revision. `None` if this etcd release does not support the request.
     pub hash: Option<KeyHash>,
-    /// Number of keys.
+    /// Number of keys. `None` if etcd does not report the metric.
     pub keys: Option<i64>,
 }
 

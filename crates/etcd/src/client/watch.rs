@@ -218,7 +218,7 @@ fn is_denied(reason: &str) -> bool {
 }
 
 impl EtcdClient {
-    /// Watches all keys from `start_revision`, through one member. etcd sends the events of this revision too.
+    /// Watches all keys from `start_revision`, through one member. The watch includes the events of `start_revision`.
     ///
     /// # Errors
     /// Fails if the member does not confirm the watch in time. A compacted `start_revision` is an error of

@@ -1,5 +1,5 @@
-//! Reads the revisions of a database file. Reads only the few pages that lead to the revisions, and verifies no other
-//! pages. [`super::Inspector`] reads every byte instead.
+//! Reads the revisions of a database file. Reads only the few pages that lead to the revisions, and does not verify the
+//! other pages. In contrast, [`super::Inspector`] reads every byte of a snapshot.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ pub struct Revisions {
 
 impl Revisions {
     /// Reads the revisions of a member's database, or of a snapshot that ends with its SHA-256. No process may write to
-    /// the file meanwhile.
+    /// the file during the call.
     ///
     /// # Errors
     /// Fails if the file cannot be read or is not a complete database.
@@ -29,8 +29,8 @@ impl Revisions {
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // If the store was never compacted, this page contains no compaction revision. An unreadable page
-                // counts as such a page.
+                // If the store was never compacted, this page contains no compaction revision. A damaged page is
+                // handled like a page without a compaction revision.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },

@@ -60,7 +60,8 @@ async fn rejected_login_error_has_no_password_and_is_cached() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum, no member issues a token. The client still sends calls, because a call may need no token.
+/// Without a quorum, no member issues a token. `ensure` then returns no login and no error, because a call may need no
+/// token.
 #[tokio::test]
 async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));

@@ -110,8 +110,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     }
 }
 
-/// The EtcdBackup whose store the new backup uses. This is the EtcdBackup that the user named, or else the EtcdBackup
-/// of this cluster with the newest backup.
+/// The EtcdBackup whose store the new backup uses. This is the EtcdBackup that the user named in `from`. If `from` is
+/// `None`, it is the EtcdBackup of this cluster with the newest backup.
 fn template<'a>(
     cluster: &str,
     existing: &'a [EtcdBackup],
@@ -151,7 +151,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.ttl_seconds_after_finished = None;
     // The new EtcdBackup does not record changes, because the agent of the template already records the cluster.
     spec.continuous = None;
-    // The new EtcdBackup verifies its only backup as soon as it is complete, so it needs no schedule for this.
+    // The new EtcdBackup verifies its only backup as soon as the backup is complete, so the verification needs no
+    // schedule.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
         verification.window = None;
@@ -193,7 +194,8 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec
 }
 
-/// Returns `Done` if the backup is complete, `Failed` if it failed or its spec was rejected, and otherwise `Waiting`.
+/// Returns `Done` if the backup is complete, `Failed` if it failed or its spec was rejected, and `Waiting` in all other
+/// cases.
 pub(super) fn look(backup: &EtcdBackup) -> Look {
     let status = backup.status.clone().unwrap_or_default();
     let complete = find(backup.conditions(), &ConditionType::Complete);

@@ -249,8 +249,8 @@ fn has_joined(cluster: &EtcdCluster) -> bool {
     status.is_some_and(|status| status.cluster_id.is_some())
 }
 
-/// Returns `Done` if etcd has only the members of this EtcdCluster, `Failed` if a user must act, and otherwise
-/// `Waiting`.
+/// Returns `Done` if etcd has only the members of this EtcdCluster, `Failed` if a user must act, and `Waiting` in all
+/// other cases.
 fn look(cluster: &EtcdCluster) -> Look {
     let (voters, old) = members(cluster);
     let size = cluster.spec.size;

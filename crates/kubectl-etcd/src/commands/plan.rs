@@ -112,7 +112,7 @@ fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     found
 }
 
-/// Why the operator makes no further changes. Each reason has its remedy.
+/// The reasons why the operator makes no further changes, each with its remedy.
 fn obstacles(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(error) = blocked(cluster) {

@@ -198,8 +198,8 @@ fn withdrawal(cluster: &EtcdCluster) -> Look {
     }
 }
 
-/// Returns `Done` if the recovery of the cluster with the ID `id` is complete, `Failed` if the operator refused it, and
-/// otherwise `Waiting`.
+/// Returns `Done` if the recovery of the cluster with the ID `id` is complete and the cluster is available, `Failed` if
+/// the operator refused or cancelled the recovery, and `Waiting` in all other cases.
 fn recovered(cluster: &EtcdCluster, id: &str) -> Look {
     let status = cluster.status.as_ref();
     let recovery = status.and_then(|status| status.recovery.as_ref());

@@ -201,7 +201,7 @@ pub(super) fn from_backup(
     }
 }
 
-/// Returns `Done` if the restored cluster serves, `Failed` if the phase is `Failed`, and otherwise `Waiting`.
+/// Returns `Done` if the restored cluster serves, `Failed` if the phase is `Failed`, and `Waiting` in all other cases.
 pub(super) fn look(restore: &EtcdRestore) -> Look {
     let status = restore.status.clone().unwrap_or_default();
     let complete = find(restore.conditions(), &ConditionType::Complete);

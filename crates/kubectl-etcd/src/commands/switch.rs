@@ -79,7 +79,7 @@ pub(super) async fn hibernate(access: &Access, args: &ChangeAndWaitArgs, on: boo
     })
 }
 
-/// The error if the operator would not hibernate or wake the cluster now. Otherwise `None`.
+/// The error if the operator would not hibernate or wake the cluster now. `None` if the operator would do so.
 fn hibernation_refused(cluster: &EtcdCluster, on: bool) -> Option<Error> {
     if on && !cluster.spec.is_durable() {
         return Some(Error::refused(

@@ -19,7 +19,7 @@ use crate::view::{ClusterView, MemberView, Source};
 /// Maximum time to wait for the defragmentation of one member. Longer than [`DEFRAG_TIMEOUT`], so that etcdctl itself
 /// reports its timeout.
 const DEFRAG_LIMIT: Duration = Duration::from_mins(30);
-/// Maximum time to wait for any other request of etcdctl.
+/// Maximum time to wait for a request of etcdctl that is not a defragmentation.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The option of etcdctl that limits a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
@@ -235,8 +235,8 @@ pub(super) async fn move_leader(access: &Access, args: &MoveLeaderArgs) -> Resul
     ))
 }
 
-/// The voter that becomes the leader: the named member, or else the voter with the newest log. `None` if there is no
-/// other voter.
+/// The voter that becomes the leader: the member `to`. If `to` is `None`, the follower with the newest log that is a
+/// voter, or `None` if there is no such follower.
 fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a MemberView>> {
     let is_voter = |member: &&MemberView| member.role.as_deref() == Some("Voter");
     if let Some(name) = to {

@@ -19,7 +19,7 @@ pub enum LiveAnswer {
     NotAsked,
     /// The query failed. The text is the reason.
     Failed(String),
-    /// The members that responded. The text contains etcdctl's errors about the other members.
+    /// The members that responded. The text contains etcdctl's errors about members that did not respond.
     Answers(Vec<LiveMember>, Option<String>),
 }
 

@@ -10,8 +10,7 @@ async fn status_command_shows_reported_status_if_members_do_not_answer() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
-    // No kubelet runs, so the members cannot be queried. The command shows the values in the status of the
-    // EtcdCluster instead.
+    // No kubelet runs, so the command cannot query the members. It shows the values in the status of the EtcdCluster.
     let text = fixture.run("status main").ok();
     for part in [
         "prod/main: Ready, available, 3 of 3 members healthy",

@@ -179,7 +179,7 @@ fn image_annotation_counts_unless_its_tag_or_digest_differs() {
         etcd.image = Some(container.to_owned());
         let notes = Notes::of(&pod);
         assert_eq!(notes.image, expected, "{noted} {container}");
-        // If the image has a digest, the version does not come from its tag.
+        // The version comes from the tag. For an image with a digest, the version is 3.6.16, from the annotation.
         let version = if expected.ends_with("v3.6.17") {
             "3.6.17"
         } else {

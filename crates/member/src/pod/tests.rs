@@ -80,7 +80,7 @@ fn tls_minimum_version_of_user_replaces_default() {
     assert_eq!(minimum("{}"), ["TLS1.2"]);
     let variable = r#"{"etcdEnv":[{"name":"ETCD_TLS_MIN_VERSION","value":"TLS1.3"}]}"#;
     assert_eq!(minimum(variable), ["TLS1.3"]);
-    // etcd does not start with a variable and a flag of one name.
+    // The variable is left out, because etcd does not start with a variable and a flag of the same name.
     let none: [&str; 0] = [];
     assert_eq!(
         minimum(r#"{"extraArgs":["--tls-min-version=TLS1.3"]}"#),
@@ -103,8 +103,8 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // The operator adds no variable if the user sets the gate or the flag: etcd 3.6 does not start with both, and no
-    // release starts with a variable and the flag of the same name.
+    // The operator adds no variable if the user sets the gate or the flag: etcd 3.6 does not start with the gate and
+    // the flag, and no release starts with a variable and the flag of the same name.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -403,8 +403,8 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // No toleration is added, because the default of `memberReplacement.after` is shorter than the default toleration
-    // of five minutes.
+    // No toleration is added, because `memberReplacement.after` is not longer than the default toleration of five
+    // minutes.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),

@@ -16,8 +16,8 @@ const MODE: i32 = 0o440;
 /// is unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
-/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. etcd accepts these names since 3.4. Go
-/// does not allow to configure the suites of TLS 1.3.
+/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. etcd accepts these names since 3.4. In
+/// Go, the suites of TLS 1.3 cannot be configured.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -31,7 +31,8 @@ const CIPHER_SUITES: [&str; 6] = [
 const MIN_VERSION: &str = "ETCD_TLS_MIN_VERSION";
 /// The variable of the flag `--peer-skip-client-san-verification`, which exists since etcd 3.6.
 pub(crate) const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
-/// The variable with the name of this flag in etcd 3.4 to 3.6. etcd 3.6 does not start with both variables.
+/// The variable of the same setting in etcd 3.4 to 3.6. etcd 3.6 does not start with this variable and
+/// [`SKIP_REVERSE_DNS`].
 pub(crate) const SKIP_REVERSE_DNS_EXPERIMENTAL: &str =
     "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION";
 
@@ -146,7 +147,7 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// The TLS options that some releases lack or name otherwise, as variables with their values.
+/// The TLS options that some releases lack or name differently, as variables with their values.
 pub(super) fn variables(
     members: &Members<'_>,
     member: &Member<'_>,
@@ -163,7 +164,8 @@ pub(super) fn variables(
 ///
 /// The check looks up the IP address of a peer in reverse DNS, and compares the result with the wildcard names in the
 /// certificate (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With the variable, etcd
-/// verifies the issuer and the usage of the certificate, and also the name when it connects to another member.
+/// verifies the issuer and the usage of the certificate. When etcd connects to another member, it verifies the name
+/// too.
 fn skip_reverse_dns(version: &EtcdVersion) -> &'static str {
     if version.has_stable_flag_names() {
         SKIP_REVERSE_DNS
@@ -265,7 +267,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The names of the mounted files are the same for all names of the keys in the Secret.
+        // The mounted file has the same name for each set of key names in the Secret.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

@@ -81,8 +81,8 @@ impl Source {
         self
     }
 
-    /// Also fetches the recorded changes with this prefix in the store, and replays them before etcd serves. The
-    /// fetched snapshot must be the base of these changes.
+    /// Adds the recorded changes with this prefix in the store, which are replayed before etcd serves. The fetched
+    /// snapshot must be the base of these changes.
     #[must_use]
     pub fn replaying(mut self, prefix: &str, replay: Replay) -> Self {
         self.arguments.extend([

@@ -97,8 +97,8 @@ impl<'a> SecretCheck<'a> {
         }
     }
 
-    /// Checks that one of these authorities has issued the certificate for this usage, and that it is valid now.
-    /// Expired authorities are left out, because etcd rejects them, but webpki does not.
+    /// Checks that one of these authorities has issued the certificate for this usage, and that the certificate is
+    /// valid now. Expired authorities are left out, because etcd rejects them, but webpki accepts them.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
@@ -247,7 +247,7 @@ impl<'a> SecretCheck<'a> {
     }
 }
 
-/// The first fault of each Secret. Further faults of a Secret may be consequences of the first.
+/// The first fault of each Secret. Further faults of a Secret may be consequences of the first fault.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
     let context = (&provider, now);
@@ -285,7 +285,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
 
 type Context<'a> = (&'a CryptoProvider, Timestamp);
 
-/// Checks the peer Secret. With one certificate, a member is both a server and a client of its peers.
+/// Checks the peer Secret. A member uses one certificate as a server and as a client of its peers.
 fn peer_faults(
     peer: &SecretCheck<'_>,
     addresses: &Addresses,

@@ -174,7 +174,7 @@ impl Fault {
     }
 }
 
-/// Reads the content of a Secret. If the Secret contains both sets of key names, those of its purpose have priority
+/// Reads the content of a Secret. If the Secret contains both sets of key names, the names of its purpose have priority
 /// over `tls.crt`, `tls.key` and `ca.crt`.
 ///
 /// # Errors

@@ -2,8 +2,8 @@
 //! bundle only at its start, but its certificates at each handshake. Members can therefore reject each other although
 //! no Secret has a fault.
 //!
-//! Invariant 20: trust bundles change in steps. A fault is reported if a running member and a new member have no
-//! common authority, or if one would reject the certificate of the other. Performs no I/O.
+//! Invariant 20: trust bundles change in steps. A fault is reported if a running member and a new member have no common
+//! authority, or if one of them would reject the certificate of the other. Performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -82,8 +82,8 @@ pub(super) fn faults(
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other with the authorities in the peer Secret, and clients with those in the server Secret.
-    // The operators are clients.
+    // Members verify each other with the authorities in the peer Secret, and clients with the authorities in the server
+    // Secret. The operators are clients.
     let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (

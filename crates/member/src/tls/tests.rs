@@ -345,7 +345,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
     let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
     let start = peer(&old, &old.pem);
     let bundle = peer(&old, &both);
-    // In the correct order, no step has a fault, and each step can be reverted.
+    // In the correct order, no step has a fault. The last row reverts the first step.
     for (from, to) in [
         (&start, &start),
         (&start, &bundle),

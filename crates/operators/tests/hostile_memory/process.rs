@@ -25,7 +25,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Blocks for this time, and counts a call as in progress meanwhile.
+    /// Blocks for this time, and counts the call as in progress during this time.
     pub(crate) fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);
@@ -98,7 +98,7 @@ impl OperatorProcess {
         log[log.len().saturating_sub(4000)..].to_owned()
     }
 
-    /// Waits until the condition is true, and checks the memory meanwhile.
+    /// Waits until `check` returns true, and checks the memory of the process after each call of `check`.
     pub(crate) async fn until(&self, what: &str, mut check: impl AsyncFnMut() -> bool) {
         let end = Instant::now() + MAX_WAIT;
         while !check().await {

@@ -166,7 +166,7 @@ async fn hostile_store_listings_do_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// One tenant lists an S3 store that sends one byte every 29 s, just within the time limit of a read. The other
+/// One tenant lists an S3 store that sends one byte every 29 s, just within the time limit of a read. The two other
 /// tenants list stores of Google and Azure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_of_each_kind_does_not_fill_memory_of_backup_operator() {

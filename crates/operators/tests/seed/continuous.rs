@@ -387,7 +387,7 @@ async fn invariant_38_seed_with_missing_or_damaged_changes_fails() {
     let says = "spec.continuous.at";
     assert!(trouble.message.contains(says), "{}", trouble.message);
     assert!(!recorded.world.data().exists());
-    // The same segment is damaged in the store, and then missing.
+    // The store contains the damaged segment. Later, the segment is deleted from the store.
     let name = segment.file_name().unwrap().to_str().unwrap();
     let key = format!("{PREFIX}{}/{name}", recorded.base.name);
     let store = recorded.world.store().await;

@@ -123,8 +123,8 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
-    // Both hashes include all changes after the last compaction: `all` up to the revision `now`, `between` up to the
-    // revision `BETWEEN`.
+    // The hashes `all` and `between` include all changes after the last compaction: `all` up to the revision `now`,
+    // `between` up to the revision `BETWEEN`.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);

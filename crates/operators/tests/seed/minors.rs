@@ -1,4 +1,4 @@
-//! Restores backups of one minor release of etcd into clusters with another.
+//! Restores backups of one minor release of etcd into clusters of a later minor release.
 
 use super::*;
 

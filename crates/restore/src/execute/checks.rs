@@ -12,8 +12,8 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the start of the ten seconds for the next requests: `since`, or for
-/// [`Check::RestoreUnchanged`], the start of this check.
+/// Fails if the precondition is not met. The next requests may be sent only within ten seconds after the returned time:
+/// `since`, or for [`Check::RestoreUnchanged`], the start of this check.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -56,8 +56,9 @@ async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if the EtcdRestore was deleted, or if its recorded backup has changed since the observation. The seed is
-/// deleted only if its data differs from the recorded backup (invariant 9).
+/// Fails if the EtcdRestore was deleted, or if its recorded backup has changed since the observation. The plan to
+/// delete the seed or its pod is valid only for the backup that was recorded at the time of the observation (invariant
+/// 9).
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {

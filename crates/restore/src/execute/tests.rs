@@ -61,7 +61,7 @@ fn locked() -> Observation {
     observation
 }
 
-/// Executes the action. Returns the sent requests and the result.
+/// Executes the action. Returns the result, and the sent requests except reads.
 async fn executed(
     observation: &Observation,
     action: &Action,
@@ -204,8 +204,8 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
     }
 }
 
-/// An aborted restore deletes all objects of its seed, even if they have changed. Only a cutover by another operator
-/// process prevents this (invariant 9).
+/// An aborted restore deletes all objects of its seed, even if they have changed. After a cutover by another operator
+/// process, or without its lock, the restore deletes none of them (invariant 9).
 #[tokio::test]
 async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     let mut aborted = fake::restore_in_place();
@@ -321,8 +321,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // An observation that is 30 seconds old is accepted too, because reads from the store may take longer than ten
-    // seconds.
+    // The EtcdCluster is created even if the observation is 30 seconds old, because reads from the store may take
+    // longer than ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -370,7 +370,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     }
 }
 
-/// Invariants 9 and 11: the seed's pod was lost or deleted since the observation.
+/// Invariants 9 and 11: since the observation, the seed's pod was deleted, was created again, or has begun to
+/// terminate.
 #[tokio::test]
 async fn no_cutover_is_made_if_seed_pod_has_changed() {
     let mut another = observed_pod();

@@ -1,5 +1,6 @@
-//! Undoes writes that arrived at the API server too late (invariant 11), because no reconcile would undo them. A
-//! request may be in flight when its process loses the lease. The process waits for these tasks before it exits.
+//! Undoes writes that arrived at the API server too late (invariant 11), because no reconcile would undo them. For
+//! example, a request is in flight when its process loses the lease. Before it exits, the process waits for the tasks
+//! that undo its writes.
 
 use std::time::Duration;
 
@@ -110,7 +111,8 @@ async fn needs_seed(
     }
 }
 
-/// Removes the restore lock if the EtcdRestore was deleted or has no finalizer, because no later reconcile removes it.
+/// Removes the restore lock if the EtcdRestore was deleted or has no finalizer, because no later reconcile would remove
+/// the lock.
 pub(super) fn delayed_lock(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
     context.undo.spawn("the restore lock", move || {

@@ -14,9 +14,9 @@ use crate::reason::{Reason, Trouble};
 pub(super) struct CopyCandidate {
     /// The name of the copy in `spec.copyTo` of the EtcdBackup.
     pub(super) name: String,
-    /// The record of the copy.
+    /// The entry for `status.backup` if the restore uses this copy.
     pub(super) chosen: ChosenBackup,
-    /// How to restore an older backup from this store, as the end of a message. May be empty.
+    /// The end of a message, which says how to restore an older backup from the store of this copy. May be empty.
     pub(super) remedy: String,
 }
 
@@ -83,7 +83,7 @@ fn of_backup(restore: &EtcdRestore, backup: &EtcdBackup, trouble: &Trouble) -> V
     copies.collect()
 }
 
-/// Names the newest backup that the store contains, according to the status of the EtcdBackup.
+/// Names the newest backup in the store of this copy, according to the status of the EtcdBackup.
 fn remedy(backup: &EtcdBackup, name: &str) -> String {
     let records = backup.status.iter().flat_map(|status| &status.copies);
     let mut of_copy = records.filter(|record| record.name == name);

@@ -229,8 +229,8 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // With TLS, the URLs of the members are tried too: the certificates always contain the names of the members, but
-    // may lack the name of the client Service.
+    // With TLS, the URLs of the members are tried after the URL of the client Service: the certificates always contain
+    // the names of the members, but may lack the name of the Service.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {
@@ -242,7 +242,8 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the old members: they belong to this EtcdCluster, and have no token or an old token.
+/// The pods of the old members. Such a pod has no owner or is owned by this EtcdCluster, and does not have the token of
+/// the seed.
 pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,

@@ -83,14 +83,15 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
-/// True if the container has succeeded. It does not run again, so a missing report stays missing.
+/// True if the container has succeeded. The kubelet normally does not run this container again, so a missing report
+/// stays missing.
 fn ended_well(status: &ContainerStatus) -> bool {
     let ended = status.state.as_ref();
     let ended = ended.and_then(|state| state.terminated.as_ref());
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// True if the container `etcd` runs. Before, no process listens at the address of the pod.
+/// True if the container `etcd` runs. Before its start, no process listens at the address of the pod.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());

@@ -30,7 +30,8 @@ const TIME_LIMIT: Duration = Duration::from_mins(2);
 const NAMED_FAULTS: usize = 3;
 
 /// The directory of the changes that an EtcdBackup has recorded, and a time in microseconds since the epoch. All
-/// changes before this time are in the store. `None` if the status of the EtcdBackup does not report the time.
+/// changes before this time are in the store. The time is `None` if the status of the EtcdBackup reports no time for
+/// this directory.
 pub(super) fn recorded_by(backup: &EtcdBackup) -> Result<(StorageBlock, Option<i64>), Trouble> {
     let spec = &backup.spec;
     let selected = spec
@@ -202,8 +203,8 @@ fn found_base(
     })
 }
 
-/// The record of a point. Its backup is the snapshot of the base. `key` is the key of the directory in the store. Fails
-/// if the snapshot is in another directory.
+/// The entry for `status.backup` of a restore to a point. Its backup is the snapshot of the base. `key` is the key of
+/// the directory in the store. Fails if the snapshot is in another directory.
 pub(super) fn chosen(
     restore: &EtcdRestore,
     (directory, key): (&StorageBlock, &str),
@@ -250,7 +251,8 @@ fn time_text(micros: i64) -> String {
     time.map_or_else(|_| micros.to_string(), |time| time.to_string())
 }
 
-/// Converts an error of the encryption. `secret` is the name of the Secret with the keys. `None` for other errors.
+/// Converts an error of the encryption. Returns `None` for other errors. `secret` is the name of the Secret with the
+/// keys.
 fn in_encryption(
     error: &PointError,
     field: &str,

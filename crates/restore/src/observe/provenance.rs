@@ -413,8 +413,7 @@ mod tests {
                 }
                 assert_eq!(other(&required, pod, Some(true)), None);
             }
-            // The report of an earlier release does not contain `encrypted`, so the arguments of the pod are compared
-            // instead.
+            // The report of an earlier release does not contain `encrypted`, so the arguments of the pod are compared.
             assert_eq!(other(&required, &with_keys, None), None);
             assert!(other(&required, &without, None).is_some());
         }

@@ -44,7 +44,7 @@ pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving 
 }
 
 impl Reached {
-    /// The context with this client instead of the shared client.
+    /// The context with the client of the cluster. Without such a client, the context keeps the shared client.
     pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
         ObserveContext {
             client: context.client,

@@ -20,11 +20,11 @@ use crate::snapshot::{Missing, SearchStep, takes_name};
 /// A failed search is repeated after this time.
 const RETRY: SignedDuration = SignedDuration::from_mins(5);
 
-/// A found point that was not recorded within this time is searched again, because the agent has recorded later changes
-/// and may have deleted the base.
+/// A found point that was not recorded within this time is searched again, because the agent may have recorded later
+/// changes and deleted the base.
 const RESULT_LIFETIME: SignedDuration = SignedDuration::from_mins(2);
 
-/// The result of a search, and the time at which its pod ended. `None` while the pod can still find the point.
+/// The result of a search, and the time at which its pod ended. The time is `None` if the pod has not ended.
 type Judgment = (Result<FoundBase, Trouble>, Option<Timestamp>);
 
 /// The point that the pod has found. Without a pod, the error contains the pod to create.
@@ -126,7 +126,8 @@ fn judge(pod: &Pod) -> Judgment {
     let name = pod.name_any();
     let created = pod.creation_timestamp().map(|created| created.0);
     if let Some(ended) = terminated(pod) {
-        // The clock of a node may be slow. The time of the creation is from the API server.
+        // The clock of a node may be slow. The pod cannot have ended before its creation, whose time is from the API
+        // server.
         let at = ended.finished_at.as_ref().map(|time| time.0).max(created);
         let message = ended.message.as_deref().unwrap_or_default();
         let report = serde_json::from_str::<SearchReport>(message);

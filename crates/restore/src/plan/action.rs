@@ -26,7 +26,7 @@ pub struct Plan {
     pub requeue: Option<Duration>,
 }
 
-/// One action. Every action is idempotent, so a crash only causes the next reconcile to plan it again.
+/// One action. Every action is idempotent, so the next reconcile can plan the action again after a crash.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Write only the status.
@@ -78,7 +78,7 @@ pub enum Action {
     Join,
     /// Create the pod that searches recorded changes on a PVC.
     StartSearch(Box<Pod>),
-    /// Delete the pod, because its result is old.
+    /// Delete the pod that has searched recorded changes, because its result is old.
     EndSearch(Box<Pod>),
     /// Delete the EtcdRestore after `ttlSecondsAfterFinished`.
     Expire,

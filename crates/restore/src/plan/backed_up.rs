@@ -59,8 +59,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     plan
 }
 
-/// True if an annotation of the EtcdRestore waives the backup. It contains no time, because an EtcdRestore replaces
-/// data only once.
+/// True if an annotation of the EtcdRestore waives the backup. The annotation contains no time, because an EtcdRestore
+/// replaces data only once.
 fn is_waived(restore: &EtcdRestore) -> bool {
     let waiver = restore.annotations().get(ANNOTATION_SKIP_BACKUP);
     waiver.is_some_and(|waiver| waiver == ClusterChange::Restore.as_str())

@@ -31,7 +31,8 @@ pub fn valid_record(restore: &EtcdRestore, locked: bool) -> Option<&ChosenBackup
     recorded(restore).filter(|chosen| locked || chosen.generation == generation)
 }
 
-/// The plan that records the chosen backup before its first use (invariant 10). `None` if it is recorded.
+/// The plan that records the chosen backup before its first use (invariant 10). `None` if a valid backup is recorded
+/// already.
 pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Option<Plan> {
     if valid_record(restore, locked).is_some() {
         return None;
@@ -279,7 +280,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // If the operator has only listed a backup in the store, the status does not contain its SHA-256.
+        // If the backup operator has only listed a backup in the store, the status does not contain its SHA-256.
         for unknown in [Value::Null, json!("")] {
             let chosen = chosen_by_name(&restore(), block("b/k"), &stored(unknown), None);
             assert_eq!(chosen.sha256, None);

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(plan(&started, &locked).action, Action::CreateService);
         started.metadata.finalizers = Some(vec![api::names::FINALIZER_CLAIM.into()]);
         assert!(!is_dry_run(&started));
-        // Without the dry run, the same snapshot leads to the next step of the restore.
+        // With `dryRun: false`, the recorded point leads to the next step of the restore.
         let ready = Snapshot {
             source: Source::Ready(Box::default()),
             ..absent

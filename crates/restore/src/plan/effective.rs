@@ -1,6 +1,6 @@
 //! Determines the TLS settings and the address format with which the members were started. After a change of
-//! `spec.TLS`, the cluster operator changes the members in steps, and connections need the old settings until then. An
-//! annotation of the seed's pod records the settings of the seed. Performs no I/O.
+//! `spec.TLS`, the cluster operator changes the members in steps, and connections need the old settings until the last
+//! step. An annotation of the seed's pod records the settings of the seed. Performs no I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -25,8 +25,8 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
 }
 
 /// Returns the TLS settings in effect. They are recorded in the annotation of the seed's pod, and in `status.tls` of
-/// the EtcdCluster for its current token. While the restore holds the lock (`locked`), the annotation has priority,
-/// and otherwise the status. Without both, `spec.TLS` applies.
+/// the EtcdCluster for its current token. If both exist, the annotation has priority while the restore holds the lock
+/// (`locked`), and the status has priority without the lock. If neither exists, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));

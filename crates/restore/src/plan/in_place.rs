@@ -4,7 +4,7 @@
 //! only the operator connects to it.
 //!
 //! The cutover writes the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the old
-//! cluster continues after every failure. After it, the new cluster continues, because its seed has served the
+//! cluster continues after every failure. After the cutover, the new cluster continues, because its seed has served the
 //! verified backup. Then the old members stop (invariant 9), and the seed's pod gets the labels of the cluster
 //! (invariant 17).
 
@@ -111,7 +111,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
     // Invariant 11: the restore may hold the lock without its finalizer. A suspended operator process may have removed
-    // the finalizer after the lock was set, because it had seen the lock of another restore before.
+    // the finalizer after the lock was set, because this process had observed the lock of another restore before.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
@@ -205,9 +205,9 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     joining::join(restore, snapshot, durable)
 }
 
-/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no
-/// client has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the name and
-/// the token.
+/// Stops the old members if the verified seed exists (invariant 9). A missing seed is created again, because no client
+/// has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the name and the
+/// token.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -232,8 +232,8 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a pod that has joined. Its replacement would lose these writes, unless they are
-        // on a volume (`durable`).
+        // Clients may have written to a pod that has joined. If this pod is replaced, these writes are lost unless they
+        // are on a volume (`durable`).
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }

@@ -52,8 +52,8 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Creates the pod again on the volume of the seed. The cluster operator cannot do this, because its pod would not
-/// restore the backup on an empty volume.
+/// Creates the pod again on the volume of the seed. The cluster operator cannot create this pod, because its pods do
+/// not restore the backup to an empty volume.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
         // The volume of a seed that has joined contains the verified backup, so the cluster operator can replace the

@@ -5,7 +5,7 @@
 //!
 //! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. The request is
 //!   repeated, because the quota may allow the PVC later, and because another operator process may have created it.
-//! - The PVC has no volume. This may be temporary too, for example if the driver is not running on a new node yet.
+//! - The PVC has no volume. The cause may be temporary, for example if the driver is not running on a new node yet.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};
@@ -15,9 +15,9 @@ use super::{Action, Plan, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
-/// Time limit of a rejected PVC. The restore is then abandoned.
+/// If the API server rejects the PVC for this time, the restore is abandoned.
 const REJECTED_PVC_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
-/// Time limit of a PVC without a volume. The restore is then abandoned.
+/// If the restore has reported a PVC without a volume for this time, the restore is abandoned.
 const UNBOUND_PVC_TIMEOUT: SignedDuration = SignedDuration::from_mins(3);
 
 /// The plan after the API server has rejected the PVC.
@@ -39,7 +39,8 @@ pub fn pvc_rejected(
     report(&trouble)
 }
 
-/// Reports an unbound PVC until its time limit has passed, and does not abandon the restore before.
+/// Reports an unbound PVC until [`UNBOUND_PVC_TIMEOUT`] has passed, and delays the abandonment of the restore until
+/// then.
 #[must_use]
 pub fn delay_abandonment(
     plan: Plan,

@@ -27,7 +27,8 @@ const KEYS_VOLUME: &str = "encryption";
 const NAME_DIGITS: usize = 20;
 /// Memory request and memory limit. The search needs about 50 MiB for a segment, and a list of all segments.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
-/// Time limit of a search, in seconds. A volume of a server that does not answer would block the search forever.
+/// Time limit of a search, in seconds. If the server of the volume does not answer, the search would block forever
+/// without this limit.
 const DEADLINE: i64 = 1800;
 /// File mode of mounted Secrets. The user and the group of the pod can read the files.
 const SECRET_MODE: i32 = 0o440;
@@ -49,7 +50,7 @@ pub(super) fn plan(step: &SearchStep) -> Plan {
 /// The name of the pod. It depends only on the EtcdRestore and the point, so a second operator process finds the pod of
 /// the first process (invariant 11).
 fn name(restore: &EtcdRestore, order: &SearchOrder) -> String {
-    // The time advances while the agent records, and must not change the name.
+    // The time `complete` advances while the agent records, and must not change the name.
     let fixed = SearchOrder {
         complete: None,
         ..order.clone()

@@ -1,15 +1,16 @@
 //! Replaces a seed's pod that is active but unusable: its backup differs from the recorded backup, or its report is
-//! lost. No client can have written to it. The delay is the same as for an [ended](super::ended) pod.
+//! lost. No client can have written to this pod. The delay before its replacement is the same as for an
+//! [ended](super::ended) pod.
 //!
-//! The report is the termination message of the container `fetch`. The kubelet reads it once, and may lose it. The
-//! container does not run again after a success, so the data of the pod would stay unknown.
+//! The report is the termination message of the container `fetch`. The kubelet reads this message once, and may lose
+//! it. The container does not run again after a success, so the data of the pod would stay unknown.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The replacement of an unusable pod before the cutover. `None` if the pod is usable. A seed with another backup is
-/// deleted together with its volume.
+/// The plan that replaces an unusable pod before the cutover. `None` if the pod is usable. A seed with another backup
+/// is deleted together with its volume.
 pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
         return pod_replacement(pod);
@@ -20,7 +21,7 @@ pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// The replacement of an unusable pod that keeps the volume. `None` if the pod is usable, or if it contains another
+/// The plan that replaces an unusable pod and keeps its volume. `None` if the pod is usable, or if it contains another
 /// backup. The next pod reports the data on the volume.
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {

@@ -22,14 +22,14 @@ use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 /// A precondition that is checked directly before a request, because the observation may be outdated (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore is unchanged since the observation. The ten seconds for the next requests start with this
-    /// check.
+    /// The EtcdRestore is unchanged since the observation. The next requests may be sent only within ten seconds after
+    /// the start of this check.
     RestoreUnchanged,
     /// The recorded backup in the EtcdRestore is unchanged since the observation.
     SameBackup,
     /// This restore holds the lock of the EtcdCluster, and the cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
-    /// The seed's pod is unchanged since the observation. `None` means that it did not exist.
+    /// The seed's pod is unchanged since the observation. `None` means that the pod did not exist at the observation.
     SeedUnchanged(Option<Box<Pod>>),
 }
 
@@ -72,8 +72,8 @@ pub enum Request {
     Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
     /// Delete the object with the observed UID as precondition.
     Delete(Object),
-    /// Delete the pod if its resourceVersion is unchanged. The next requests are sent only if no pod of this name
-    /// exists.
+    /// Delete the pod if its resourceVersion is unchanged. The next requests are sent only if this deletion was
+    /// accepted, or if no pod of this name exists.
     DeleteUnchanged(Box<Pod>),
     /// Delete these pods with a short grace period.
     DeletePods(Vec<Pod>),
@@ -81,8 +81,8 @@ pub enum Request {
     DeleteRestore,
 }
 
-/// The requests of an action. A record in the status of the EtcdRestore needs no request here, because it is written
-/// together with the status.
+/// The requests of an action. A record in the status of the EtcdRestore needs no request here, because the record is
+/// written together with the status.
 ///
 /// # Errors
 ///
@@ -223,7 +223,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     Ok(pod::build(&members, &from, image))
 }
 
-/// Deletes all objects of the seed. If the restore continues, the pod is deleted first, and must be unchanged.
+/// Deletes all objects of the seed, the pod first. If the restore is not aborted, the pod must be unchanged.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
     let check = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));

@@ -228,7 +228,7 @@ async fn from_store(
 }
 
 /// True if the snapshot on the volume is the requested snapshot. An earlier pod with other arguments may have fetched
-/// it.
+/// the snapshot on the volume.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let origin = fetched.origin.as_ref();
     // Invariant 34: a snapshot that was fetched without keys is not reused if keys are required, because its backup may

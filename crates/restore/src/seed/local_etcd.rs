@@ -34,7 +34,7 @@ const MAX_REQUEST: u32 = 64 << 20;
 /// Maximum length in bytes of etcd's output in an error message.
 const OUTPUT_LIMIT: usize = 600;
 
-/// An etcd on localhost. It is killed if it is dropped before it was stopped.
+/// An etcd on localhost. A drop without [`Self::stop`] kills the process.
 pub(super) struct LocalEtcd {
     child: Child,
     client_url: String,
@@ -93,7 +93,7 @@ impl LocalEtcd {
         // With one processor, the Go scheduler of etcd changes the order of concurrent requests less often. If etcd
         // processes a request before an earlier request, the replay must send it again.
         command.env("GOMAXPROCS", "1");
-        // Variables of the pod must not change the flags, for example by an automatic compaction.
+        // The variables `ETCD_*` of the pod must not set flags of this etcd, for example an automatic compaction.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("ETCD_") {
                 command.env_remove(variable);
@@ -170,7 +170,7 @@ impl LocalEtcd {
         }
     }
 
-    /// Whether the process exists. A process that has ended and was not waited for is a zombie.
+    /// Whether the process runs. A process that has ended is a zombie until its parent waits for it, and does not run.
     fn runs(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         // In this file, the state of the process follows the name of the program, which is in parentheses.
@@ -218,7 +218,7 @@ impl LocalEtcd {
     }
 }
 
-/// `total` multiplied by `done` of `all`.
+/// `total` multiplied by `done / all`, at most `total`.
 fn share(total: u64, done: i64, all: i64) -> u64 {
     let (done, all) = (done.max(0).unsigned_abs(), all.max(1).unsigned_abs());
     let share = u128::from(total) * u128::from(done.min(all)) / u128::from(all);

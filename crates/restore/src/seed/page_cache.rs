@@ -1,6 +1,7 @@
 //! Releases the pages of a snapshot from the page cache while etcdutl copies it, so that the kernel can reuse this
-//! memory. Otherwise a restore would fill the memory of its node with twice the size of the database, and other pods
-//! would lose their page cache. Some virtual machines restore twice as fast with this module (docs/benchmarks.md).
+//! memory. Without this release, a restore would fill the memory of its node with twice the size of the database, and
+//! other pods would lose their page cache. Some virtual machines restore twice as fast with this module
+//! (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;
@@ -55,9 +56,9 @@ fn release<T>(
     })
 }
 
-/// The number of bytes in the page cache that are not on disk yet (dirty pages), from `/proc/meminfo`. `None` if it
-/// cannot be parsed. Dirty pages of the source are not released, because the kernel would first write them, and slow
-/// down the copy.
+/// The number of bytes in the page cache that are not on disk yet (dirty pages), from `/proc/meminfo`. `None` if
+/// `meminfo` cannot be parsed. Dirty pages of the source are not released, because the kernel would first write them,
+/// and slow down the copy.
 fn dirty_bytes(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;

@@ -199,8 +199,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         bump_revision,
         replay: _,
     } = settings;
-    // `--mark-compacted` ends watches that started before the restore. Otherwise a client could continue its watch
-    // although the history has changed.
+    // `--mark-compacted` ends watches that started before the restore. Without this flag, a client could continue its
+    // watch although the history has changed.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),

@@ -2,8 +2,8 @@
 //!
 //! The container `fetch` copies the segments to the data volume, so the container of etcd needs no access to the store
 //! (invariant 14). The program in the container of etcd starts etcd on localhost with the restored snapshot, replays
-//! the segments, and stops etcd. The data directory still has its temporary name. If the program is interrupted, the
-//! next start begins again with the snapshot.
+//! the segments, and stops etcd. During the replay, the data directory has its temporary name. If the program is
+//! interrupted, the next start begins again with the snapshot.
 
 use std::fs::{self, File};
 use std::io;
@@ -137,7 +137,8 @@ pub(super) fn replay_changes(
     let name = parse_base(&replay.base)?;
     let log = paths.work().join("etcd.log");
     let etcd = LocalEtcd::start(program, settings, data, &log)?;
-    // The caller may run in a runtime, in which a thread must not wait for another runtime.
+    // The caller may run in a tokio runtime. A thread of a runtime must not block on another runtime, so the replay
+    // runs in a new thread.
     let replayed = thread::scope(|scope| {
         let replay = || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -1,4 +1,4 @@
-//! Tests of the status.
+//! Tests of the status and the Events of an EtcdRestore.
 
 use api::restore::ReplacesStatus;
 use store::progress::Moved;
@@ -114,7 +114,7 @@ fn outdated_restore_crd_is_reported_in_existing_fields() {
     );
     let reason = status.reason.as_ref();
     assert!(reason.is_some_and(|it| it.contains("older")));
-    // All other fields of the status are unchanged.
+    // All fields of the status except `conditions` and `reason` are unchanged.
     let before = EtcdRestoreStatus {
         conditions: Vec::new(),
         reason: None,
@@ -190,7 +190,8 @@ fn main_restore_steps_are_reported_as_events() {
         assert_eq!((notice.reason, notice.warning), (reason, is_warning));
         assert!(notice.note.contains(part), "{notice:?}");
     }
-    // A restore into a new cluster replaces no members, so it reports no Event about them.
+    // These actions of a restore into a new cluster cause no Event. `formed()` causes none, because no members are
+    // replaced.
     for action in [
         formed(),
         Action::Nothing,

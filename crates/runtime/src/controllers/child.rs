@@ -8,8 +8,8 @@ use kube::runtime::reflector::ObjectRef;
 
 use crate::guarded::Guarded;
 
-/// The request to reconcile the owner of a child. `None` if no `K` owns it. For a retained PVC, which has no owner, the
-/// label of the PVC names the `K`. `uid_of` returns the UID of an existing `K`.
+/// The request to reconcile the owner of a child. `None` if no `K` owns the child. For a retained PVC, which has no
+/// owner, the label of the PVC names the `K`. `uid_of` returns the UID of an existing `K`.
 pub(super) fn request<K, Child>(
     child: &ObjectMeta,
     notify: impl Fn(&str, &ObjectMeta),

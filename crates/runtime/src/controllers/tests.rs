@@ -147,7 +147,7 @@ async fn cache_contains_each_change_before_its_reconcile() {
     );
 }
 
-/// While the predicate runs, only the cache and this test refer to the objects.
+/// While the predicate runs, only the cache and this test refer to the objects, so no copy exists.
 #[test]
 fn objects_are_copied_from_cache_only_after_selection() {
     let mut writer = Writer::<Guarded<ConfigMap>>::new(());

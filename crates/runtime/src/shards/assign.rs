@@ -16,7 +16,7 @@ pub(super) fn targets<'a>(
 ) -> Vec<Option<&'a str>> {
     let held = |replica: &str| holders.iter().filter(|one| **one == Some(replica)).count();
     let mut order: Vec<&'a str> = replicas.iter().copied().collect();
-    // The replicas that hold the most shards get the additional ones, so that these shards do not move.
+    // The replicas that hold the most shards get the additional shards, so that these shards do not move.
     order.sort_by_key(|replica| (Reverse(held(replica)), *replica));
     let among = order.len().max(1);
     let (share, additional) = (holders.len() / among, holders.len() % among);
@@ -96,7 +96,8 @@ mod tests {
         let after = targets(&holders, &replicas(2));
         assert_eq!(moved(&holders, &after), 2, "{after:?}");
         assert_eq!(counts(&after, &replicas(2)), [3, 3]);
-        // A replica that shuts down holds a shard until its reconciles have ended. The shard already has a target.
+        // Replica `z` shuts down, and holds a shard until its reconciles have ended. The shard has a new target before
+        // that.
         let after = targets(&[Some("z"), Some("a"), Some("b"), None], &replicas(2));
         assert_eq!(counts(&after, &replicas(2)), [2, 2]);
         assert_eq!(after[1..3], [Some("a"), Some("b")]);

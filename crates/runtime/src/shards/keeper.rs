@@ -20,7 +20,7 @@ use super::ring::{Beat, DURATION, Join, Record, Replicas, Ring, Step};
 use super::{Shards, State};
 use crate::lease::{Candidate, Error};
 
-/// How often a replica reads the Leases. A released Lease is therefore soon taken.
+/// How often a replica reads the Leases, so that it takes a released Lease soon.
 const BEAT: Duration = Duration::from_secs(2);
 /// Time limit for the release of all Leases.
 const RELEASE: Duration = Duration::from_secs(8);
@@ -62,7 +62,7 @@ impl Gauges {
     }
 }
 
-/// Why a beat was not complete.
+/// Why a beat ([`Keeper::beat`]) was not complete.
 #[derive(Debug)]
 enum Missed {
     /// This process has lost the Lease with this name.
@@ -84,7 +84,7 @@ pub struct Keeper {
     shards: Shards,
     gauges: Gauges,
     shutdown: CancellationToken,
-    /// Whether the log contains that this process waits for the operator's Lease.
+    /// Whether this process has logged that it waits for the operator's Lease.
     waits: bool,
 }
 
@@ -109,7 +109,7 @@ impl Keeper {
     }
 
     /// Takes, renews and releases the Leases of shards. Returns only if this process has lost a Lease that it needs, or
-    /// could not renew its Leases in time. The process must then end at once.
+    /// could not renew its Leases in time. After this function has returned, the process must end at once.
     pub async fn hold(&mut self) -> Error {
         loop {
             let began = Instant::now();
@@ -193,7 +193,7 @@ impl Keeper {
         for ((shard, _), result) in steps.iter().zip(&sent) {
             if let Err(error) = result {
                 self.warn(&format!("write the lease of shard {shard}"), error);
-                // A Lease that this process did not hold before need not be renewed.
+                // The renewal is complete although this write failed, if this process did not hold the shard.
                 let slot = slots.get(usize::from(*shard));
                 complete &= slot.is_none_or(|slot| slot.state == State::Free);
             }
@@ -201,7 +201,8 @@ impl Keeper {
         if beat.renews && complete {
             self.ring.renewed(began);
         }
-        // Without this check, a shard that was taken in a slow beat could be held too late. The next beat takes it.
+        // After a slow beat, other replicas may regard the taken Leases as free, so this process holds no shard yet.
+        // The next beat takes the shards.
         if !self.ring.may_hold(Instant::now()) {
             return Ok(());
         }
@@ -215,7 +216,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Carries out one step. Errors are those of the API server.
+    /// Carries out one step. Returns the error of the API server.
     async fn step(
         &self,
         shard: u16,
@@ -349,7 +350,8 @@ impl Keeper {
             }),
         };
         let created = self.api.create(&PostParams::default(), &lease).await;
-        // If a person has removed the label of the Lease, the next beat lists the Lease only with the label.
+        // If a person has removed the label of the Lease, the label is added again, so that the next beat lists the
+        // Lease.
         if matches!(&created, Err(kube::Error::Api(status)) if status.is_already_exists()) {
             let label = json!({ LABEL_SHARD_OF: self.ring.lease() });
             let change = json!({ "metadata": { "labels": label } });

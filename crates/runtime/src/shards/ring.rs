@@ -4,8 +4,8 @@
 //! shards, and an annotation lists the replicas. Each shard has a separate Lease, which belongs to one replica.
 //!
 //! A Lease is free if it has no holder, or if this process has not seen a change of it for [`DURATION`]. This rule
-//! compares no clocks of different machines. A replica ends after [`RENEWAL_LIMIT`] without a complete renewal.
-//! It has therefore ended before another process takes over one of its Leases (invariant 40).
+//! compares no clocks of different machines. A replica ends after [`RENEWAL_LIMIT`] without a complete renewal. The
+//! replica has therefore ended before another process takes over one of its Leases (invariant 40).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ use super::{Slot, State};
 
 /// A Lease without a change for this time is free.
 pub(super) const DURATION: Duration = Duration::from_secs(20);
-/// A replica ends if its last complete renewal began this long ago. Shorter than [`DURATION`], so that a request that
-/// the replica has already sent ends too.
+/// A replica ends if its last complete renewal began this long ago. The limit is shorter than [`DURATION`], so that a
+/// request that the replica has sent ends in time too.
 pub(super) const RENEWAL_LIMIT: Duration = Duration::from_secs(15);
 /// A replica renews its Leases this long after the last renewal.
 const RENEW: Duration = Duration::from_secs(5);
@@ -41,10 +41,10 @@ pub(super) type Replicas = BTreeMap<String, Replica>;
 /// The entry of a replica in the operator's Lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Replica {
-    /// Changes with each renewal, and never has an earlier value again. Otherwise, another replica could regard a
-    /// renewed entry as old.
+    /// Changes with each renewal, and never repeats a value, because another replica would regard an entry with a
+    /// repeated value as not renewed.
     pub(super) beat: u64,
-    /// The replica shuts down, and must get no shards.
+    /// True if the replica shuts down and must get no shards.
     #[serde(default)]
     pub(super) leaving: bool,
 }
@@ -58,7 +58,7 @@ impl From<&Lease> for Record {
             name: lease.name_any(),
             version: lease.resource_version().unwrap_or_default(),
             holder: holder.filter(|holder| !holder.is_empty()),
-            // A person may have damaged the annotation. Each replica adds itself again.
+            // If a person has damaged the annotation, the list is empty, and each replica adds itself again.
             replicas: replicas
                 .and_then(|text| serde_json::from_str(text).ok())
                 .unwrap_or_default(),
@@ -69,9 +69,9 @@ impl From<&Lease> for Record {
 /// The inputs of all decisions of one beat.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Beat {
-    /// This replica shuts down.
+    /// True if this replica shuts down.
     pub(super) leaving: bool,
-    /// The Leases must be renewed ([`Ring::must_renew`]).
+    /// True if the Leases must be renewed ([`Ring::must_renew`]).
     pub(super) renews: bool,
 }
 
@@ -94,9 +94,9 @@ pub(super) enum Step {
     Take,
     /// Renew the Lease.
     Renew,
-    /// Start no more reconciles, and release the Lease when the running ones have ended.
+    /// Start no more reconciles, and release the Lease when the running reconciles have ended.
     Release,
-    /// The Lease was already released.
+    /// Mark the shard as free, because this replica does not hold its Lease.
     Forget,
 }
 
@@ -110,12 +110,12 @@ pub(super) struct Ring {
     count: u16,
     /// The version of each Lease, and the time at which this process saw this version first.
     leases: HashMap<String, (String, Instant)>,
-    /// The other listed replicas, and the time at which this process saw their entry first.
+    /// For each other listed replica, its entry, and the time at which this process first saw this entry.
     others: BTreeMap<String, (Replica, Instant)>,
     /// The start of the last complete renewal.
     renewed: Option<Instant>,
     /// The last beat of this replica in the operator's Lease. Its first value is random, because a restarted container
-    /// has the name of its pod.
+    /// has the same replica name.
     beat: u64,
 }
 
@@ -196,7 +196,7 @@ impl Ring {
         if is_own {
             self.see(&lease.replicas, now);
         } else {
-            // The entries are those of an earlier group.
+            // The entries in `others` belong to an earlier group.
             self.others.clear();
         }
         let own = lease.replicas.get(&self.me).filter(|_| is_own);
@@ -214,8 +214,8 @@ impl Ring {
         Join::List(replicas)
     }
 
-    /// The replicas that stay listed when this replica ends. If there are none, the operator's Lease must be released.
-    /// `None` if the Lease does not belong to this group.
+    /// The replicas that stay listed when this replica ends. If no replica stays listed, the operator's Lease must be
+    /// released. `None` if the Lease does not belong to this group.
     pub(super) fn without_me(&mut self, lease: &Record, now: Instant) -> Option<Replicas> {
         let is_own = lease.holder.as_ref() == Some(&self.group());
         is_own.then(|| {
@@ -224,7 +224,7 @@ impl Ring {
         })
     }
 
-    /// Decides about the Leases of all shards. Call this only after [`Self::join`] has not returned [`Join::Wait`].
+    /// Decides about the Leases of all shards. Do not call this after [`Self::join`] has returned [`Join::Wait`].
     ///
     /// # Errors
     /// The name of a Lease that this process needs and has lost.
@@ -241,7 +241,7 @@ impl Ring {
         for shard in 0..self.count {
             let lease = by_name.get(self.lease_of(shard).as_str()).copied();
             let holder = lease.and_then(|lease| Some((lease, lease.holder.as_deref()?)));
-            // This replica holds its own Leases until `deadline`.
+            // A Lease of this replica never counts as free, because this replica holds it until `deadline`.
             let holder = holder.filter(|(lease, holder)| {
                 let is_free = self.is_free(lease, now);
                 *holder == self.me || !is_free
@@ -294,7 +294,7 @@ impl Ring {
         }
     }
 
-    /// The other replicas that still renew their entries.
+    /// The other replicas that renew their entries.
     fn alive(&self, now: Instant) -> Replicas {
         let renews = |since: Instant| now.saturating_duration_since(since) < DURATION;
         let others = self.others.iter();

@@ -10,7 +10,7 @@ use kube::core::ObjectMeta;
 use super::*;
 
 /// Replicas of different releases run concurrently during an upgrade. If they disagreed about the shard of a cluster,
-/// two of them could reconcile it.
+/// two replicas could reconcile the cluster.
 #[test]
 fn invariant_40_shard_of_object_never_changes() {
     for (namespace, name, expected) in [

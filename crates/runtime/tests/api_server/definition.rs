@@ -1,5 +1,6 @@
 //! Tests of outdated CRDs. If the CRD does not contain a field of the status, the API server rejects the whole status,
-//! and the operator reports the problem in fields that the CRD contains. Other tests use CRDs of coreos/etcd-operator.
+//! and the operator reports the problem in fields that the CRD contains. Other tests use the CRD of
+//! coreos/etcd-operator or of a later release.
 
 use std::process::Command;
 
@@ -88,7 +89,8 @@ fn crd_without_rule_of_variables() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// An object was stored before the rule existed. The operator can still write its status, and a user can correct it.
+/// An object was stored before the rule existed. The operator can write the status of the object, and a user can
+/// correct the spec.
 #[tokio::test]
 async fn status_is_written_for_stored_object_that_violates_new_rule() {
     let server = ApiServer::start().await;

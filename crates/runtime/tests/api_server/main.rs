@@ -434,8 +434,8 @@ fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
     tokio::spawn(async move { controller::drive(&operator, controllers, counting).await })
 }
 
-/// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once,
-/// so the condition of the release that started last stays.
+/// Two operators manage the same object if one of them has the scope `All`. Each operator sets the condition `Managed`
+/// once, so the condition of the operator that started last stays.
 #[tokio::test]
 async fn two_operators_stop_overwriting_each_others_managed_condition() {
     let (_server, client) = with_crd().await;
@@ -548,7 +548,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         "{bad} reconciles of the failing object, {good} of the good one"
     );
 
-    // After its correction, the object is reconciled, and its condition is removed.
+    // After the correction of the object `unreadable`, the object is reconciled, and its condition is removed.
     let correct = json!({ "spec": { "pod": null } });
     let correct = Patch::Merge(&correct);
     raw.patch("unreadable", &PatchParams::default(), &correct)

@@ -76,7 +76,7 @@ async fn invariant_40_replicas_share_and_hand_over_shards() {
         spec.and_then(|spec| spec.holder_identity)
     };
 
-    // A replica finds the Leases by their label. A person has removed the label of this one.
+    // A replica finds the Leases by their label. A person has removed the label of this Lease.
     let unlabelled = json!({ "metadata": { "name": format!("{LEASE}-shard-2") }, "spec": {} });
     let unlabelled: Lease = serde_json::from_value(unlabelled).unwrap();
     let created = leases.create(&PostParams::default(), &unlabelled).await;
@@ -97,13 +97,13 @@ async fn invariant_40_replicas_share_and_hand_over_shards() {
         assert_eq!(holder(&lease).await.as_deref(), Some(replica), "{shard}");
     }
 
-    // Neither an operator without shards nor one with another number of shards may start.
+    // Neither an operator without shards nor an operator with another number of shards may start.
     let undivided = lease::acquire(&client, candidate("undivided"));
     let undivided = tokio::time::timeout(Duration::from_secs(5), undivided).await;
     assert!(undivided.is_err(), "an undivided operator leads");
     let other = Replica::start(&client, "three", 3);
     second.stop().await;
-    // The Leases were released, because other replicas must not wait until they expire.
+    // The stopped replica has released its Leases, so that other replicas need not wait until the Leases expire.
     for shard in [2, 3] {
         let next = holder(&format!("{LEASE}-shard-{shard}")).await;
         let next = next.unwrap_or_else(|| "one".to_owned());

@@ -89,7 +89,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// The cloud with this name, in upper or lower case, as in Azure's own library.
+    /// Finds the cloud by its name. Ignores the difference between upper and lower case, like Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -163,8 +163,8 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The domain of the German cloud is not accepted as Azure, because this cloud closed in 2021, and another
-        // owner may now use the domain.
+        // The domain of the German cloud is not accepted as Azure. This cloud closed in 2021, and the domain may have
+        // another owner now.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }

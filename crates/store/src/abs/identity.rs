@@ -1,6 +1,6 @@
-//! The pod's own identity in Azure: the workload identity if the pod has a federated token, otherwise the managed
-//! identity of the machine. This module requests the tokens itself, because the Azure crates would need a second TLS
-//! library for it.
+//! The pod's own identity in Azure: the workload identity if the pod has a federated token, or the managed identity of
+//! the machine if the pod has none. This module requests the tokens itself, because the token requests of the Azure
+//! crates would need a second TLS library.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -60,8 +60,8 @@ struct Answer {
 }
 
 impl Source {
-    /// Selects the federated token if the workload identity webhook has set its environment variables, otherwise the
-    /// managed identity.
+    /// Selects the federated token if the workload identity webhook has set its environment variables, and the managed
+    /// identity if they are not set.
     fn of(environment: impl Fn(&str) -> Option<String>) -> Self {
         let given = |name: &str| environment(name).filter(|value| !value.is_empty());
         let client_id = given("AZURE_CLIENT_ID");
@@ -196,7 +196,8 @@ mod tests {
         }
     }
 
-    /// Starts a server that sends `answer` to one request. Returns its URL and the received request.
+    /// Starts a server that sends `answer` to one request. Returns its URL, and a task that returns the received
+    /// request.
     async fn once(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/token", listener.local_addr().unwrap());

@@ -14,8 +14,8 @@ const MAX_TAG: usize = 2 << 10;
 /// `BlobType`. The parser needs more than 1 KiB of memory for each `Blob` or `BlobPrefix`, even if it is empty.
 const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
 
-/// Maximum number of tags, because the parser stores every unknown property of a blob. A page of 1,000 blobs has about
-/// 40,000 tags.
+/// Maximum number of tags in a response. The parser stores every unknown property of a blob, so tags of any name need
+/// memory. A page of 1,000 blobs has about 40,000 tags.
 const MAX_TAGS: usize = 200_000;
 
 /// Fails if the response exceeds a limit, or if the parser could read it differently from this check.
@@ -30,9 +30,9 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // A `>` inside a comment, a CDATA section or a processing instruction does not end a tag. Responses
-                // with them are rejected, because this function and the XML parser would otherwise count different
-                // tags.
+                // A `>` inside a comment, a CDATA section or a processing instruction does not end a tag. This function
+                // does not recognize the ends of these parts, and could count other tags than the XML parser. It
+                // therefore rejects responses with such parts.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");

@@ -79,7 +79,8 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // The Azure client needs only the headers of other successful responses, so their bodies are not read.
+            // This response answers a write or a deletion. The Azure client needs only its headers, so the body is not
+            // read.
             Bytes::new()
         };
         let body = stream::iter([Ok(body)]);
@@ -95,18 +96,19 @@ fn ended_early(error: reqwest::Error) -> azure_core::Error {
     )
 }
 
-/// The mode of the lock in a request that creates a blob, and in the response to a request for the properties.
+/// The header with the mode of a blob's lock, in a request that creates the blob and in a response with its properties.
 pub(super) const LOCK_MODE: HeaderName = HeaderName::from_static("x-ms-immutability-policy-mode");
 
-/// The end of the lock in the same requests and responses.
+/// The header with the end of a blob's lock, in the same requests and responses as [`LOCK_MODE`].
 pub(super) const LOCK_UNTIL: HeaderName =
     HeaderName::from_static("x-ms-immutability-policy-until-date");
 
-/// With this header and [`EXPECTED_UNTIL`], a request succeeds only if the response reports a lock with this mode. The
-/// Azure client does not return the lock. Neither header is sent.
+/// With this header and [`EXPECTED_UNTIL`], a request succeeds only if the response reports a lock with this mode.
+/// [`Transport`] compares the locks, because the Azure client does not return the lock of a response. Neither header is
+/// sent.
 pub(super) const EXPECTED_MODE: HeaderName = HeaderName::from_static("expected-lock-mode");
 
-/// The end of the expected lock.
+/// The header with the end of the expected lock. See [`EXPECTED_MODE`].
 pub(super) const EXPECTED_UNTIL: HeaderName = HeaderName::from_static("expected-lock-until");
 
 /// The error for a response that does not report the expected lock.
@@ -152,8 +154,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. Empty if the body must not be parsed, for example a web page of a proxy. The
-    /// client then builds its error from the status and the headers.
+    /// The body of an error response. Empty if the body must not be parsed, for example a web page of a proxy. From an
+    /// empty body, the client builds its error with the status and the headers.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),

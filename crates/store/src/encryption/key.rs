@@ -214,7 +214,7 @@ impl Keys {
 /// The key for new backups: the named entry of the Secret, or its only entry.
 ///
 /// # Errors
-/// Fails if the entry is missing or not a key, or if no entry is named and the Secret does not have exactly one entry.
+/// Fails if the entry is missing or is not a key. Without a name, also fails if the Secret has several entries.
 pub fn for_new_backups(data: &SecretData, name: Option<&str>) -> Result<Key, KeyError> {
     if let Some(name) = name {
         let text = data.get(name);

@@ -119,7 +119,7 @@ fn objects_with_equal_content_have_different_salt_and_ciphertext() {
     assert!(one.windows(16).all(|window| window != &content[..16]));
 }
 
-/// An object that is truncated at any position fails, even between two chunks.
+/// Decryption of a truncated object fails, even if the object ends between two chunks.
 #[test]
 fn decryption_detects_truncation() {
     let stored = encrypted(&content(2 * CHUNK + 100));
@@ -178,7 +178,8 @@ fn decryption_rejects_reordered_repeated_or_appended_chunks() {
     }
 }
 
-/// A chunk of another object fails even with the same user key, because each object has its own derived key.
+/// Decryption of a chunk from another object fails, even if both objects have the same user key. Each object has its
+/// own derived key.
 #[test]
 fn decryption_rejects_chunk_of_another_object() {
     let content = content(2 * CHUNK);
@@ -237,7 +238,7 @@ fn object_of_other_format_is_reported_as_unencrypted() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An object with one flipped bit at any position fails.
+    /// Decryption of an object with one flipped bit fails, at any position of the bit.
     #[test]
     fn decryption_detects_flipped_bit(at in 0_usize..(HEADER + 2 * (CHUNK + TAG)), bit in 0_u8..8) {
         let mut stored = encrypted(&content(2 * CHUNK));
@@ -245,7 +246,7 @@ proptest! {
         prop_assert!(decrypted(&stored).is_err());
     }
 
-    /// Random bytes after the header fail and cause no panic.
+    /// Decryption of random bytes, with or without a valid header before them, fails and causes no panic.
     #[test]
     fn decryption_rejects_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..500), header in any::<bool>()) {
         let mut stored = if header { encrypted(b"")[..HEADER].to_vec() } else { Vec::new() };

@@ -83,8 +83,8 @@ fn is_googles(endpoint: &Url) -> bool {
 
 impl GcsAccess {
     /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
-    /// Google's, the Secret must name it. Otherwise a user who may create EtcdBackups, but not read the Secret, could
-    /// send its token to any server.
+    /// Google's, the Secret must name it. Without this check, a user who may create EtcdBackups, but not read the
+    /// Secret, could send its token to any server.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.
@@ -143,8 +143,9 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Other types are rejected. For example, the client would read the files and URLs that credentials of
-                // the type "external_account" name, so a user who may write a Secret could read the operator's files.
+                // Credentials of any other type are rejected. For example, "external_account" credentials name files
+                // and URLs that the client would read. A user who may write a Secret could then read the operator's
+                // files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,

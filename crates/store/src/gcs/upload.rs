@@ -1,5 +1,5 @@
-//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order, and the next chunk
-//! is filled meanwhile. A retry continues after the last byte that the store has received.
+//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order. While one chunk is
+//! sent, the next chunk is filled. A retry continues after the last byte that the store has received.
 //!
 //! This module does not use Google's client, because its version 1.21 omits a chunk after a broken connection
 //! (docs/adr/0012-resumable-uploads-to-google.md).
@@ -20,7 +20,7 @@ use crate::port::{Committed, Error, Upload};
 /// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
 const CHUNK: usize = 8 << 20;
 
-/// An abort waits this long for the chunk in flight, and then cancels the upload.
+/// An abort waits at most this long for the chunk in flight, and then cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum number of "continue" responses for one chunk. Without a limit, a store that accepts few or no bytes could

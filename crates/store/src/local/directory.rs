@@ -20,7 +20,8 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Maximum time to wait for a permit. Shorter than an operator's time limit for all reads of a reconcile.
+/// Maximum time to wait for a permit. This time is shorter than the time limit of 30 seconds with which an operator
+/// reads a store in a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted directory. All clones share the same permits.
@@ -48,7 +49,7 @@ impl Directory {
     /// Runs file operations in a thread for blocking operations.
     ///
     /// # Errors
-    /// Fails with the error of `operation`, or with [`Error::Timeout`] if other operations hang.
+    /// Fails with the error of `operation`, or with [`Error::Timeout`] if hung operations hold all permits.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -171,13 +172,12 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // The blocked operations are ended, because the runtime of a failed test would otherwise wait for their
-            // threads.
+            // The blocked operations are ended, because the runtime of a failed test waits for their threads.
             self.answer();
         }
     }
 
-    /// Invariant 15: twenty callers block only eight threads, so a DNS lookup still gets a thread.
+    /// Invariant 15: twenty callers block only eight threads, so a DNS lookup gets the ninth thread.
     #[test]
     fn hung_directory_leaves_thread_for_dns_lookup() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -234,7 +234,7 @@ mod tests {
         });
     }
 
-    /// A destructor does not block while the directory hangs. Its operation runs later.
+    /// A destructor does not block while the directory hangs. Its operation runs when a permit is free.
     #[tokio::test]
     async fn detached_operation_waits_for_permit() {
         let hung = Arc::new(Hung::new());

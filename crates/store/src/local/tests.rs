@@ -53,7 +53,8 @@ async fn listing_finds_exactly_objects_with_prefix() {
     assert_eq!(store.list("nothing/there").await.unwrap(), []);
 }
 
-/// An unfinished file can belong to a running process or to a process that has ended.
+/// The process that writes an unfinished file may still run, so another owner lists the file only after ten minutes
+/// without a write.
 #[tokio::test]
 async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
     let dir = tempfile::tempdir().unwrap();
@@ -89,7 +90,8 @@ fn text(error: &Error) -> String {
     error.to_string()
 }
 
-/// Invariant 13: each namespace has its own objects. Those of the operator's own namespace are in the root directory.
+/// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are in the root
+/// directory.
 #[tokio::test]
 async fn invariant_13_each_namespace_has_its_own_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +128,8 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
     }
 }
 
-/// Invariant 13: other software with access to the volume can create symbolic links.
+/// Invariant 13: the store of a namespace rejects symbolic links, which other software with access to the volume can
+/// create.
 #[tokio::test]
 async fn invariant_13_namespace_cannot_use_symlinks() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,7 +172,7 @@ async fn invariant_13_namespace_cannot_use_symlinks() {
     let keys = tenant.list("etcd/").await.unwrap();
     assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-    // In the operator's own namespace, links are followed, because only the administrator can create them.
+    // The store of the operator's own namespace follows links.
     let through = "namespaces/team-a/etcd/main";
     assert!(own.head(through).await.unwrap().is_some());
 }
@@ -192,7 +195,7 @@ async fn quota_of_namespace_limits_uploads() {
     ] {
         assert!(text(&error).contains(part), "{error}");
     }
-    // The quota also counts the bytes of `upload`, which is not committed yet.
+    // The quota counts the bytes of `upload`, although `upload` is not committed.
     let error = store.begin("three").await.err().unwrap();
     assert!(matches!(error, Error::Full(_)), "{error}");
     upload.abort().await.unwrap();

@@ -162,8 +162,8 @@ impl Upload for LocalUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if self.unfinished.is_none() {
-            // There is no file to remove here: the caller canceled an operation, which continues in its thread and
-            // deletes the file at its end.
+            // The caller has canceled an operation. The operation continues in its thread and deletes the file at its
+            // end, so there is no file to remove here.
             return Ok(());
         }
         self.run(|unfinished| {

@@ -144,8 +144,8 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Comments are skipped, and so are indented lines, because they are nested settings, which this crate does
-        // not use.
+        // This loop skips comments and indented lines. Indented lines are nested settings, which this crate does not
+        // use.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -168,7 +168,7 @@ impl S3Config {
     }
 
     /// The endpoint, as messages show it. With the pod's own identity, the AWS library reads the endpoint from
-    /// environment variables and does not return it, so this function reads them too.
+    /// environment variables. The library does not return the endpoint, so this function reads the same variables.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {

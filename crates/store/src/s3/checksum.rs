@@ -1,8 +1,7 @@
 //! Verifies that the stored data equals the sent data. Performs no I/O.
 //!
-//! The CRC32C that the store returns for a part verifies the part. If the store does not support CRC32C, it compares
-//! the part's `Content-MD5`. At the end, the checksum or entity tag of the whole object must match the checksums of its
-//! parts.
+//! The CRC32C that the store returns for a part verifies the part. A store without CRC32C compares the part's
+//! `Content-MD5`. At the end, the checksum or entity tag of the whole object must match the checksums of its parts.
 
 use md5::{Digest as _, Md5};
 
@@ -44,8 +43,8 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // If the entity tag is not the MD5 of the content, as with encryption by KMS keys, `tag` is `None`, and
-            // `verify` does not compare it.
+            // If objects are encrypted with KMS keys, the entity tag is not the MD5 of the content. In this case, `tag`
+            // is `None`, and `verify` does not compare entity tags.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
@@ -60,13 +59,13 @@ impl Whole {
         }
     }
 
-    /// Whether the request for the object's metadata must also request its checksum.
+    /// Whether the request for the object's metadata must request the checksum of the object.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: fails if the reported checksums do not match the sent data. If the store has reported checksums of
-    /// the parts, it must also report a checksum of the object, or the entity tag that S3 would derive from the parts.
+    /// Invariant 12: fails if the reported checksums do not match the sent data. A store that has reported checksums of
+    /// the parts must report a checksum of the object, or the entity tag that S3 would derive from the parts.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
         // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
@@ -82,8 +81,8 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // The entity tag proves that the object consists of the sent parts, each of which was verified before, so
-            // no checksum is needed.
+            // The entity tag proves that the object consists of the sent parts. Each part was verified when it was
+            // sent, so no checksum of the object is needed.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -197,15 +196,15 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be
-        // predicted. `verify` then accepts every entity tag, because the store has checked each part against its
+        // With KMS keys, the entity tag of a part is not its MD5, so the entity tag of the object cannot be predicted.
+        // `verify` accepts every entity tag of such an object, because the store has checked each part against its
         // `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // `both` expects a checksum and an entity tag. The store may report only the entity tag. A wrong checksum
-        // fails, and so does a response with neither of them.
+        // `both` expects a checksum and an entity tag. The store may report only the entity tag. `verify` rejects a
+        // wrong checksum, and a response without checksum and entity tag.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

@@ -33,8 +33,9 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
         // An empty object has no first part, so the store rejects the range, and the object is requested again
         // without a range.
         Err(error) => is_out_of_range(error),
-        // Without an entity tag, the replacement of the object between two parts would not be detected. Without a
-        // size, the last part would be unknown. In both cases, the whole object is requested again without a range.
+        // Without an entity tag, the replacement of the object between two parts would not be detected. Without a size,
+        // the last part would be unknown. If the entity tag or the size is missing, the whole object is requested with
+        // a second request without a range.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {

@@ -21,8 +21,8 @@ pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     Ok(shared_client(client))
 }
 
-/// An HTTP client for tests that connects to the address `at` for `host`. The `Host` header and the signature still
-/// contain `host`.
+/// An HTTP client for tests that connects to the address `at` for `host`. The `Host` header and the signature contain
+/// `host`, not `at`.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn with_host_address(
     host: &str,

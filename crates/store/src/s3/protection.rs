@@ -7,7 +7,7 @@ use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 use crate::lock;
 use crate::port::Error;
 
-/// Server-side encryption and lock of stored objects. The default is neither.
+/// Server-side encryption and lock of stored objects. By default, objects are neither encrypted nor locked.
 #[derive(Clone, Debug, Default)]
 pub struct S3Protection {
     /// Server-side encryption.
@@ -47,8 +47,8 @@ impl S3Protection {
         Ok(until.map(DateTime::from))
     }
 
-    /// Fails if the store does not confirm the encryption, because some stores accept the request and do not encrypt
-    /// the object.
+    /// Fails if the store does not confirm the requested encryption, because some stores accept the request and do not
+    /// encrypt the object.
     pub(super) fn check_encryption(
         &self,
         answered: Option<&ServerSideEncryption>,

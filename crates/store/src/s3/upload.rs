@@ -64,7 +64,7 @@ impl S3Sink {
 
     /// Starts an upload with CRC32C checksums of its parts, which the store must confirm in its response. Returns
     /// `None` if the store supports no checksums: it rejects the request with status 400 or 501, or ignores the
-    /// checksum header. If it ignores the header, this function discards the started upload.
+    /// checksum header. If the store ignores the header, this function discards the upload that the store has started.
     async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
@@ -84,8 +84,7 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // The upload could not be discarded and still exists, so its ID is recorded, and a later abort discards
-            // it.
+            // The upload could not be discarded, so its ID is recorded, and a later abort discards the upload.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
@@ -145,8 +144,8 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store rejected or ignored checksums, but accepted this upload without them. `no_checksums` makes
-            // later uploads request none.
+            // The store rejected or ignored the request for checksums, but accepted this upload without checksums. With
+            // `no_checksums`, later uploads request no checksums.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -208,7 +207,7 @@ impl Sink for S3Sink {
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// True if the upload was committed or aborted. Then the destructor sends no request.
+    /// True if the upload was committed or aborted. The destructor sends a request only if this value is false.
     ended: bool,
 }
 
@@ -256,8 +255,8 @@ impl S3Upload {
         let failure = completed
             .err()
             .map(|error| explain(&store.place, key, &error));
-        // The client retries the completion. If the store has processed it but the response was lost, the store
-        // rejects the retry. The upload has succeeded if `verify` finds the object with the sent data.
+        // The client retries the completion request. If the store has processed the first request but its response was
+        // lost, the store rejects the retry. The upload has succeeded if `verify` finds the object with the sent data.
         match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
             (Err(_), Some(failure)) => Err(failure),

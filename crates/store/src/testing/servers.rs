@@ -57,8 +57,8 @@ impl Server {
     /// Starts the command with an address and a data directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // A connection to the own address does not count, because the kernel may connect the socket to itself
-            // while the server does not listen (TCP self-connect).
+            // A connection whose local address is `address` does not count: while no server listens, the kernel may
+            // connect the socket to itself (TCP self-connect).
             let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
             connected.is_ok_and(|own| own != address)
         })

@@ -1,4 +1,5 @@
-//! Tests how the S3 client handles responses to range requests that S3-compatible stores and proxies change.
+//! Tests how the S3 client handles responses to range requests if a store or a proxy ignores the range, or omits or
+//! changes headers.
 
 use store::Error;
 use store::testing::{content, download, upload};

@@ -90,7 +90,8 @@ async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
     // Up to three parts were in flight when the client received the first response without a checksum.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // If the store also reports no checksum of the object, the entity tag verifies the object.
+    // If the store reports neither the checksums of the parts nor the checksum of the object, the entity tag verifies
+    // the object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
@@ -104,8 +105,8 @@ async fn invariant_12_wrong_checksum_fails_upload() {
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // The store first reports a wrong checksum of the object, and then only an entity tag that does not match the
-    // parts.
+    // In the first scene, the store reports a wrong checksum of the object. In the second scene, the store reports no
+    // checksum, and an entity tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;

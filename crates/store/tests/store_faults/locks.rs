@@ -137,7 +137,7 @@ async fn azure_blobs_are_stored_with_immutability_policy() {
         assert!(!lock.target.contains("comp=block&"), "{}", lock.target);
         assert_eq!(lock.header(MODE), Some("unlocked"));
         assert!(lock.header(UNTIL).unwrap().ends_with(" GMT"));
-        // The headers for the transport of this crate are never sent.
+        // The `expected-lock` headers are only for the transport of the `store` crate, which does not send them.
         let is_internal = |request: &Request| request.head.contains("expected-lock");
         assert!(!asked.iter().any(is_internal));
     }

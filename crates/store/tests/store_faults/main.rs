@@ -118,8 +118,8 @@ impl Rig {
         }
     }
 
-    /// Asserts that an upload fails within seconds with one of the `expected` texts, and that the store keeps no data
-    /// of it.
+    /// Asserts that an upload fails within 90 seconds with one of the `expected` texts, and that the store keeps no
+    /// data of the upload.
     async fn fails(&self, fault: Fault, expected: &[&str]) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -142,7 +142,7 @@ impl Rig {
         }
     }
 
-    /// Asserts that the store has no data other than the object, and deletes the object.
+    /// Asserts that the store has no data other than the object [`KEY`], and deletes this object.
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
@@ -195,7 +195,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // If the fault ends, the upload succeeds.
+    // If the fault ends after `times` requests, the upload succeeds.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),

@@ -13,15 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) enum Harm {
     /// The proxy responds with this status and body. The server does not receive the request.
     Answer(u16, &'static str),
-    /// The connection breaks after this number of bytes of the request, which the server does not receive.
+    /// The connection breaks after this number of bytes of the request body. The server receives nothing.
     CutRequest(usize),
     /// The server processes the request, and the connection breaks after this number of bytes of the response.
     CutAnswer(usize),
     /// The server processes the request, and the proxy delays the response.
     Delay(Duration),
-    /// The proxy flips one bit in the middle of the body.
+    /// The proxy flips one bit in the middle of the request body.
     Damage,
-    /// The proxy repeats its first response to the same request.
+    /// The proxy responds with the server's first response to the same request, not with the newest response.
     Stale,
     /// The server processes the request, and the proxy changes or removes these headers of the response.
     Headers(&'static [(&'static str, Option<&'static str>)]),
@@ -322,7 +322,8 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// Reads the rest of the body without decoding it.
+/// Reads the part of the request body that [`read_head`] has not read, without decoding it. Stops when it has read
+/// `limit` bytes.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")

@@ -2,7 +2,7 @@
 
 use crate::prose::in_backticks;
 
-/// A row of the page: a requirement, its state, and the files with its tests.
+/// A row of docs/conformance.md: a requirement, its state, and the files with its tests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) name: String,

@@ -107,7 +107,8 @@ pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     text.contains(&format!("invariant_{number}_")) || text.split("invariant").skip(1).any(is_named)
 }
 
-/// The numbers at the start of a text that follows "invariant": "s 3 and 5." gives 3 and 5.
+/// The numbers at the start of `text`, which follows the word "invariant". For example, the text "s 3 and 5." has the
+/// numbers 3 and 5.
 fn numbers(text: &str) -> Vec<usize> {
     let words = text.trim_start_matches('s').split([' ', ',', '\n']);
     words

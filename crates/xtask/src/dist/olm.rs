@@ -30,7 +30,7 @@ const INSTALL_MODES: [(&str, bool); 4] = [
     ("AllNamespaces", false),
 ];
 
-/// The values of the chart for the bundle, which users cannot change. No user ID is set, because OpenShift assigns
+/// The chart values of the bundle. Users of the bundle cannot change them. No user ID is set, because OpenShift assigns
 /// user IDs to pods.
 pub(super) const RENDERING: Manifest = Manifest {
     namespace: "etcd",
@@ -46,7 +46,7 @@ pub(super) const RENDERING: Manifest = Manifest {
 const PACKAGE: &str = "etcd-operator";
 /// The annotation of the ClusterServiceVersion with the examples for consoles.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// The examples, with at least one object of each kind.
+/// The files in `examples/` that become examples of the bundle. They contain at least one object of each kind.
 const EXAMPLES: [&str; 5] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",
@@ -323,7 +323,7 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The EtcdCluster gets the name that the EtcdBackup contains, so that both examples belong together.
+    // The EtcdCluster gets the name that the EtcdBackup contains, so that this EtcdBackup backs up this EtcdCluster.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

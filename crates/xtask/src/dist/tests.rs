@@ -356,7 +356,7 @@ fn pre_release_bundle_is_in_channel_candidate() {
     assert!(annotations(&release).contains("channels.v1: stable\n"));
 }
 
-/// shellcheck, which would check the scripts of steps, is not available as a Go module.
+/// The scripts of workflow steps are not checked, because shellcheck is not available as a Go module.
 #[test]
 fn workflows_pass_actionlint() {
     let mut command = Command::new(programs::actionlint().unwrap());

@@ -11,8 +11,8 @@ use crate::checkout;
 
 /// The module of the default version.
 const DEFAULT: &str = "kube";
-/// The prefix of the modules of other versions, followed by the minor version. It must not begin with `kube-`, by
-/// which unit tests find the cache folder of the default version.
+/// The prefix of the modules of all versions except the default. The minor version follows it. It must not begin with
+/// `kube-`, by which unit tests find the cache folder of the default version.
 const OTHERS: &str = "kubernetes-";
 
 /// The Go module of a minor version of Kubernetes.

@@ -114,7 +114,7 @@ pub(crate) fn lua() -> Result<PathBuf> {
     Ok(unpacked(&cache, "lua5.4")?.join("lua5.4"))
 }
 
-/// The etcd programs of all versions of the testbed.
+/// The paths of the etcd programs that are built from Go modules, without etcd 3.3.
 #[cfg(test)]
 pub(crate) fn etcds() -> Result<Vec<PathBuf>> {
     let modules = MODULES

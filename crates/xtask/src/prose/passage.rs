@@ -64,7 +64,7 @@ impl Passage {
         self.lines += 1;
     }
 
-    /// The number of words. For a table row, that of its longest cell.
+    /// The number of words. For a table row, the number of words of its longest cell.
     pub(crate) fn words(&self) -> usize {
         let paragraphs = self.paragraphs();
         let counts = paragraphs.iter().map(|text| count_words(text));

@@ -29,8 +29,8 @@ impl Random {
     }
 }
 
-/// The number of items to choose from each group, `count` in total. The shares are equal, but a small group leaves the
-/// rest of its share to the others.
+/// The number of items to choose from each group, `count` in total. The shares are equal, unless a group is smaller
+/// than its share: the larger groups then get more items.
 pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
     let mut shares = vec![0; sizes.len()];
     let mut left = count.min(sizes.iter().sum());

@@ -53,7 +53,7 @@ pub(super) fn is_page(path: &str) -> bool {
     ends_with(path, "md")
 }
 
-/// True for an SVG picture. Other files that are not Markdown get a generated page (see [`in_site`]).
+/// True for an SVG picture. Files that are neither SVG nor Markdown get a generated page (see [`in_site`]).
 pub(super) fn is_picture(path: &str) -> bool {
     ends_with(path, "svg")
 }
@@ -71,7 +71,7 @@ fn html(page: &str) -> String {
     format!("{folder}{stem}.html")
 }
 
-/// The relative link from a page to a file. Both are repository paths.
+/// The relative link from a page to a file. `page` and `file` are repository paths.
 pub(super) fn link(page: &str, file: &str) -> String {
     let up = "../".repeat(in_site(page).matches('/').count());
     let place = in_site(file);

@@ -85,13 +85,13 @@ fn resolved(root: &Path, page: &str, target: &str) -> Result<String> {
     }
 }
 
-/// The nearest README in the table of contents above a file.
+/// The README to which `file` belongs: of all README files in `listed`, the nearest in the folders above `file`.
 fn parent(file: &str, listed: &[String]) -> Result<String> {
     let mut place = folder(file);
     loop {
         let readme = format!("{place}README.md");
         if readme == INTRODUCTION || place.is_empty() {
-            bail!("a page links to {file}: add this page to {CONTENTS}");
+            bail!("a page links to {file}, which {CONTENTS} does not list: add {file}");
         }
         if listed.contains(&readme) {
             return Ok(readme);
@@ -100,7 +100,7 @@ fn parent(file: &str, listed: &[String]) -> Result<String> {
     }
 }
 
-/// The title of a file in the table of contents: its first heading, or else its name.
+/// The title of a file in the table of contents: its first heading, or its name if it has no heading.
 fn title(root: &Path, file: &str) -> Result<String> {
     let name = &file[folder(file).len()..];
     if !is_page(file) {

@@ -6,7 +6,7 @@ use crate::pool::Job;
 use crate::previous::Commit;
 use crate::{checkout, image, libtest};
 
-/// Modules with this name contain end-to-end tests that break nodes. These tests run one by one, after the others.
+/// Modules with this name contain end-to-end tests that break nodes. These tests run one by one, after all other tests.
 pub(super) const ALONE: &str = "alone";
 /// Modules with this name contain end-to-end tests of which only one may run at a time.
 const SERIAL: &str = "serial";

@@ -207,8 +207,8 @@ fn remove_tree(group: &Path) -> bool {
     !group.exists()
 }
 
-/// Version 1: copies the CPUs and memory nodes of the parent into a new group, which otherwise has none and accepts no
-/// process.
+/// Version 1: copies the CPUs and memory nodes of the parent into a new group. Without this copy, a new group has none,
+/// and accepts no process.
 fn copy_cpuset(group: &Path) {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = group.join(file);

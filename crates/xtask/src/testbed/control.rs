@@ -265,7 +265,8 @@ pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// Kubernetes treats a node as lost if it does not update its status for this time. The default of Kubernetes is 50 s.
+/// Kubernetes treats a node as lost if the node does not update its status for this time. The default of Kubernetes is
+/// 50 s.
 const NODE_GRACE: &str = "20s";
 
 fn start_dns(testbed: &Testbed) -> Result<()> {

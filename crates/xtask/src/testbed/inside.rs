@@ -39,8 +39,8 @@ struct Started {
 /// The number of log lines in the error of a daemon that has ended.
 const LAST_LINES: usize = 8;
 
-/// Closes inherited file descriptors in a shell. Otherwise a daemon could keep a lock of the caller after the caller
-/// has ended.
+/// Closes inherited file descriptors in a shell. A daemon that inherits the lock file of its caller would keep the lock
+/// after the caller has ended.
 const CLOSE_INHERITED: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
 
 impl Inside {
@@ -106,7 +106,8 @@ impl Inside {
         self.init
     }
 
-    /// A command that runs in the namespaces. Its environment contains only what the programs of the testbed need.
+    /// A command that runs in the namespaces. Its environment contains only the variables that the programs of the
+    /// testbed need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command

@@ -34,14 +34,14 @@ const SYSCTLS: &[(&str, &str)] = &[
 
 /// The MAC address of the bridge `cni0`. The kernel never changes a MAC address that is set explicitly.
 ///
-/// Otherwise the bridge has the lowest MAC address of its ports, which changes when pods start and end. Packets that a
-/// pod sends to the old MAC address are lost.
+/// Without an explicit MAC address, the bridge has the lowest MAC address of its ports, which changes when pods start
+/// and end. Packets that a pod sends to the old MAC address are lost.
 /// - With IPv4, the next ARP request of the bridge is a broadcast, so all pods receive the new MAC address.
-/// - With IPv6, the bridge sends each request to one pod only, and usually with its link-local address as the source.
-///   The pod then keeps the old MAC address for the gateway. The pod of a member does not check this address while the
-///   member is connected to the Services of other members, because each acknowledged packet confirms the gateway.
-///   These connections work with any MAC address, because `br_netfilter` translates their packets first. Only
-///   responses to the address of the bridge are lost, so the readiness probes time out.
+/// - With IPv6, the bridge sends each neighbor solicitation to one pod only, and usually with its link-local address as
+///   the source. The pod then keeps the old MAC address for the gateway. The pod of a member does not check this
+///   address while the member is connected to the Services of other members, because each acknowledged packet confirms
+///   the gateway. These connections work with any MAC address, because `br_netfilter` translates their packets first.
+///   Only responses to the address of the bridge are lost, so the readiness probes time out.
 ///
 /// The CNI plugin `bridge` sets the MAC address only if it adds the IP address of the bridge (`ensureAddr`). In the
 /// testbed, the bridge already has this IP address.
@@ -87,8 +87,9 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
     let no_dad = no_dad(addresses);
     let forwarding = match addresses.family {
         IpFamily::Ipv4 => "echo 1 >/proc/sys/net/ipv4/ip_forward",
-        // `accept_dad`: the bridge searches for the MAC address of a pod with its link-local address. Until the search
-        // for a duplicate of this address ends, the first connection between pods through a Service waits for a second.
+        // `accept_dad`: the bridge uses its link-local address to ask for the MAC address of a pod. Without this
+        // setting, the kernel first searches for a duplicate of the link-local address, which delays the first
+        // connection between pods through a Service by a second.
         IpFamily::Ipv6 => {
             "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
          echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
@@ -150,7 +151,7 @@ fn mounts(run_folder: &Path) -> String {
 /// the removal of a folder removes its mounts in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // `remove_dir` fails for a folder with files, which belongs to the host, and the error is ignored.
+        // `remove_dir` fails for a folder with files. This error is ignored, because such a folder belongs to the host.
         let _ = fs::remove_dir(folder);
     }
 }

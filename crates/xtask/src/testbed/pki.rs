@@ -1,5 +1,5 @@
 //! Keys and certificates of the control plane: one CA, P-256 keys, and a certificate for each program. Each `testbed
-//! up` creates new ones, which no other cluster accepts.
+//! up` creates new keys and certificates. No other cluster accepts them.
 
 use std::fs;
 use std::net::IpAddr;

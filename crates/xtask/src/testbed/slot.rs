@@ -1,5 +1,6 @@
-//! Slots: each running testbed on the machine has a different slot number, which determines its IP addresses. A
-//! testbed claims a slot with a file that contains its run folder and the claiming process.
+//! Slots: each running testbed on the machine has a different slot number, which determines its IP addresses. A testbed
+//! claims a slot with a file. The file contains the run folder of the testbed, and the PID and start time of the
+//! claiming process.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;

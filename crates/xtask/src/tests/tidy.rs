@@ -58,7 +58,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The maximum number of lines in this file.
+/// The maximum number of lines in the file `path`.
 fn budget(path: &Path) -> usize {
     if is_test_file(path) {
         TEST_FILE_BUDGET
@@ -205,7 +205,8 @@ fn functions_are_within_line_limit() {
     );
 }
 
-/// Modules for tests that several modules share. All other test modules must be below a module `tests`.
+/// The modules that may have the attribute `#[cfg(test)]`. Tests of several modules share the code in `fixture` and
+/// `fake`. All other test modules must be below a module `tests`.
 const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
 
 #[test]

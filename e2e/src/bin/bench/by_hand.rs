@@ -1,4 +1,5 @@
-//! The manual restore with which `bench restore` compares the restore operator, and the backup that both restore.
+//! The manual restore with which `bench restore` compares the restore operator, and the backup for the manual restore
+//! and for the restore operator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -118,8 +119,8 @@ impl Running {
 /// Writes random values, which do not compress, to a local etcd, and uploads its snapshot.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // The Raft log is kept short, because etcd keeps recent log entries in memory, and an entry has the size of its
-    // large value.
+    // The Raft log is kept short, because etcd keeps recent log entries in memory, and each entry contains a large
+    // value.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;

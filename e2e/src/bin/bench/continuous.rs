@@ -102,9 +102,9 @@ struct Resources {
 /// store does not have.
 #[derive(Debug, Default, Serialize)]
 struct RecoveryPoint {
-    /// At random moments, without a failure.
+    /// Recovery points at random moments, without a failure.
     samples: Vec<f64>,
-    /// After kills of all members and the agent.
+    /// Recovery points after kills of all members and the agent.
     kills: Vec<f64>,
 }
 
@@ -200,8 +200,8 @@ async fn compact(sandbox: &Sandbox) -> Result<()> {
     keys.compact(keys.revision().await?).await
 }
 
-/// One round. The order of the two measurements alternates, so that a gradual change of the machine's speed affects
-/// both.
+/// One round. The order of the two measurements alternates, so that a gradual change of the machine's speed affects the
+/// measurements with and without the agent equally.
 async fn throughput(
     sandbox: &Sandbox,
     bucket: &Bucket,

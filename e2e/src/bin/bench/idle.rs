@@ -1,5 +1,5 @@
-//! The memory and the CPU time of a pod, as measured by the kubelet, and of the cluster operator while its clusters are
-//! idle.
+//! Measures the memory and the CPU time of a pod with the statistics of its kubelet. Also measures the cluster operator
+//! while its clusters are idle.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Measures the operators, and compares them with a reference such as a StatefulSet: `cargo xtask bench cluster`.
 //!
-//! Rounds of the operators and of the reference alternate, because other load on the machine then affects both.
+//! Rounds of the operators and of the reference alternate, so that other load on the machine affects the operators and
+//! the reference equally.
 
 mod by_hand;
 mod cluster;

@@ -125,8 +125,8 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // Restores by the operator and manual restores alternate, so that other load on the machine affects both.
-            // `flush_disk` waits until the disk writes of the previous restore are complete.
+            // Restores by the operator and manual restores alternate, so that other load on the machine affects them
+            // equally. `flush_disk` waits until the disk writes of the previous restore are complete.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
                 flush_disk().await?;

@@ -17,7 +17,8 @@ use crate::cluster::TIMEOUT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
-    /// A StatefulSet that starts its pods in parallel. `--initial-cluster` lists all members, and each has a volume.
+    /// A StatefulSet that starts its pods in parallel. `--initial-cluster` lists all members, and each member has a
+    /// volume.
     StatefulSet,
     /// An EtcdCluster without volumes. If a pod is deleted, the operator replaces its member by a new member.
     Operator,

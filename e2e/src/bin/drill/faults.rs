@@ -17,8 +17,8 @@ const LARGE_VALUE: usize = 64 << 10;
 /// The limit of writes per second for a slow disk. A sync of etcd's write-ahead log then takes about 0.2 s.
 pub(crate) const SLOW_WRITES: u32 = 10;
 
-/// The operators' Deployments, the most important first. If possible, the fault `DeadNode` spares the nodes of the
-/// first ones.
+/// The operators' Deployments, the most important first. The fault `DeadNode` avoids the nodes of the first Deployments
+/// in this list, if possible.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
@@ -31,7 +31,7 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     Ok(match fault {
         Fault::DeadNode => victim_node(sandbox, dice).await?,
         Fault::LostQuorum => majority(sandbox).await?,
-        // The victim is the PVC of the leader, which has the name of the leader.
+        // The victim is the PVC of the leader. A PVC has the name of its member.
         Fault::SlowDisk => leader(&sandbox.await_members(SESSIONS, 3).await?)?,
         Fault::FullDisk => SESSIONS.to_owned(),
         Fault::FailingBackup => SCHEDULE.to_owned(),
@@ -40,7 +40,8 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
 }
 
 /// Injects a fault, and waits until it takes effect. Alerts fire later. If a call was interrupted, a second call with
-/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], otherwise `None`.
+/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], and `None` for all other
+/// faults.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {
@@ -149,8 +150,8 @@ async fn delete_members(sandbox: &Sandbox, members: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Limits the writes to a member's volume. The background process of the drill repeats this after a restart of the
-/// member.
+/// Limits the writes to a member's volume. After a restart of the member, the background process of the drill sets the
+/// limit again.
 async fn slow_down(sandbox: &Sandbox, claim: &str) -> Result<SlowVolume> {
     let found = sandbox.api::<PersistentVolumeClaim>().get(claim).await?;
     let uid = found.metadata.uid.context("the PVC has no UID")?;

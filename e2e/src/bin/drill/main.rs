@@ -256,7 +256,8 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     }
 }
 
-/// Prints the firing alerts: first the critical alerts, then the others. Both groups start with the oldest alert.
+/// Prints the firing alerts: first the critical alerts, then all less severe alerts. Each group starts with its oldest
+/// alert.
 async fn alerts(fleet: &Fleet) -> Result<()> {
     let mut alerts = fleet.prometheus()?.active_alerts().await?;
     alerts.retain(|alert| alert["state"] == "firing");

@@ -59,7 +59,7 @@ fn backup_name(number: usize) -> String {
     format!("backup-{number}")
 }
 
-/// The location of the backup in the bucket, which has the name of the namespace.
+/// The path of the backup `name`. The bucket has the name of the namespace.
 fn path(sandbox: &Sandbox, name: &str) -> String {
     format!("{}/{name}", sandbox.namespace)
 }

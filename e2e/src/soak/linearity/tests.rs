@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// The path of the checker: the variable `LINEARIZE_BIN`, or else the newest build in the cache of the testbed.
+/// The path of the checker: the variable `LINEARIZE_BIN`. If it is not set, the newest build in the cache of the
+/// testbed.
 fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("LINEARIZE_BIN") {
         return named.into();
@@ -137,7 +138,7 @@ async fn linearity_check_accepts_unanswered_swap_with_and_without_effect() {
 }
 
 /// The checker assumes that a write without a response happened just before the first read of its value, and ignores
-/// the write if no operation read its value. Otherwise this check would take more than a minute.
+/// the write if no operation read its value. Without this assumption, the check would take more than a minute.
 #[tokio::test]
 async fn linearity_check_accepts_many_unanswered_writes_without_long_search() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
@@ -176,7 +177,7 @@ async fn linearity_check_finds_stale_read() {
 
 #[tokio::test]
 async fn linearity_check_finds_duplicated_swap() {
-    // Both swaps replaced the value `a`, but only one of them can have found it.
+    // Two swaps of the same value `a` have succeeded, but only the first swap can have found `a`.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(6)), 11),

@@ -140,7 +140,7 @@ fn newest_and_older_backups_are_copied_once() {
     assert_eq!(suffixes, [NEWEST, OLDER]);
     assert_eq!(job.backups[0].sha256.as_deref(), Some("ab"));
     assert_eq!(job.rules, CopyRules::KeepAll);
-    // The plan starts the copy in addition to `action`, which is `Nothing` here.
+    // The plan starts the copy in addition to `action`, which is `Nothing` in this plan.
     assert_eq!(starting.action, Action::Nothing);
     let backup = after(backup, &starting, at(9));
     assert_eq!(condition(&backup), ("Unknown".into(), "Copying".into()));
@@ -262,7 +262,8 @@ fn copy_is_retried_if_only_newest_backup_was_copied() {
     );
 }
 
-/// Invariants 9 and 31: the rules get a time on which both clocks agree, and otherwise remove no copy.
+/// Invariants 9 and 31: the retention rules get a time on which both clocks agree. If the clocks differ or are unknown,
+/// the rules remove no copy.
 #[test]
 fn retention_of_copy_needs_clocks_that_agree() {
     let backup = with(|object| object["spec"]["copyTo"][0]["maxBackups"] = json!(1));
@@ -363,7 +364,7 @@ fn deletion_removes_copies_before_backups_of_first_store() {
         needs(&backup, &CopyInputs::default(), at(1)),
         CopyNeed::Removal
     );
-    // A canceled worker may still write a manifest, so the removal waits until the worker has ended.
+    // A canceled worker may write a manifest before it ends, so the removal waits until the worker has ended.
     let running = worker(Work::Running(Moved::default()));
     assert_eq!(needs(&backup, &running, at(1)), CopyNeed::Nothing);
     let waiting = planned(&backup, running, at(1));

@@ -32,7 +32,7 @@ const KEYS: &str = "--keys=";
 /// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
 /// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large. At
-/// its start, it also needs memory for the names of all segments of a base.
+/// its start, the agent needs additional memory for the names of all segments of a base.
 const MEMORY: (&str, &str) = ("64Mi", "512Mi");
 /// The volume for waiting segments is larger than their limit, because the last segment may exceed it.
 const SPOOL_RESERVE: u64 = 128 << 20;
@@ -97,7 +97,8 @@ fn pod(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> PodS
         mounted(backup, settings, target).into_iter().unzip();
     PodSpec {
         service_account_name: settings.service_account_name.clone(),
-        // The agent sends no requests to the API server. Cloud identities have tokens of their own.
+        // The agent sends no requests to the API server. Cloud identities use separate tokens, which this field does
+        // not affect.
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         // During this period, the agent stores all changes that it has received, and then ends.
@@ -127,7 +128,8 @@ fn container(
     let order = serde_json::to_string(&order(backup, settings, target)).unwrap_or_default();
     let mut args = vec!["record".to_owned(), format!("--order={order}")];
     if backup.spec.encryption.is_some() {
-        // A program of an older release rejects this argument. Otherwise it would ignore the encryption in the order.
+        // A program of an older release would ignore the encryption in the order. It rejects this argument, and
+        // therefore does not record without encryption.
         args.push(format!("{KEYS}{ENCRYPTION}"));
     }
     let (request, limit) = MEMORY;
@@ -157,8 +159,8 @@ fn container(
             }),
             ..Probe::default()
         }),
-        // If the agent fails, the message of the container is the end of its log, which the operator reports in the
-        // status of the EtcdBackup.
+        // If the agent fails, the termination message of the container is the end of its log. The operator reports this
+        // message in the status of the EtcdBackup.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }

@@ -17,7 +17,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_764_000_000 + second).unwrap()
 }
 
-/// An EtcdBackup that was checked 5 s ago, with this change.
+/// An EtcdBackup with this change. The operator checked its agent 5 s ago.
 fn with(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let mut object = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
@@ -88,7 +88,7 @@ fn reason(plan: &RecordingPlan) -> Reason {
 
 #[test]
 fn invariant_10_missing_agent_is_recorded_and_then_created() {
-    // The status of `new` is empty, so the plan only records the agent and does not create the Deployment yet.
+    // The status of `new` is empty, so this plan only records the agent. The next plan creates the Deployment.
     let new = with(|backup| backup["status"] = json!({}));
     let recorded = plan(&new, &inputs(&new, AgentState::Missing), at(0));
     assert_eq!(reason(&recorded), Reason::Pending);
@@ -207,7 +207,8 @@ fn agent_of_hibernated_cluster_is_deleted() {
     assert_eq!(next.step, RecordingStep::Nothing);
 }
 
-/// Invariant 13: an agent that still runs could write further objects after the removal of its objects.
+/// Invariant 13: the agent ends before the removal of its objects, because a running agent could write further objects
+/// after the removal.
 #[test]
 fn invariant_13_agent_ends_before_its_objects_are_removed() {
     let deleted = |policy: &str| {
@@ -360,7 +361,8 @@ fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let mut mounts = mounts.iter();
     let mount = mounts.find(|mount| mount["mountPath"] == "/run/backup/encryption");
     assert_eq!(mount.unwrap()["readOnly"], true);
-    // A program of an older release ends with an error instead of a recording without encryption.
+    // A program of an older release rejects this argument and ends with an error, so it does not record without
+    // encryption.
     assert_eq!(container["args"][2], "--keys=/run/backup/encryption");
     let spec = &deployment["spec"]["template"]["spec"];
     assert_eq!(spec["automountServiceAccountToken"], false);

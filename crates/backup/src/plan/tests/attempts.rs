@@ -30,7 +30,7 @@ fn invariant_10_attempt_counts_as_unfinished_until_it_ends() {
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
     assert!(!status_of(&backup).succeeded);
-    // The status counts the fourth attempt until the operator has observed its failure.
+    // The status counts the fourth attempt until a reconcile has observed that this attempt failed.
     let fourth = plan(&backup, &ready(None), at(10));
     let backup = after(backup, &fourth, at(10));
     assert_eq!(unfinished(&backup), Some(4));
@@ -105,7 +105,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while its last attempt runs, or after that attempt has reported an error, because only
+    // The backup does not fail while its last attempt runs, or after that attempt has reported an error. Only
     // interrupted attempts count for the limit.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;

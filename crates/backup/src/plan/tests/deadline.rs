@@ -11,7 +11,7 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// If many backups start at midnight, most of them wait in the queue. Their deadlines must not pass meanwhile.
+/// If many backups start at midnight, most of them wait in the queue. Their deadlines must not pass while they wait.
 #[test]
 fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The time that a retry has waited in the queue does not count for the deadline either.
+    // For a retry, the queue time of the failed attempt does not count for the deadline.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -56,7 +56,7 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // In the new process, the time limit starts again at second 3600, so it has passed at second 3660.
+    // In the new process, the time limit of 60 seconds starts again at second 3600, so the deadline is second 3660.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
     // If the process started before the backup, its start does not change the deadline.
@@ -70,7 +70,8 @@ fn operator_downtime_does_not_count_for_deadline() {
     ));
 }
 
-/// The start was recorded while the clock was ten days ahead. The backup must still have a deadline.
+/// The start was recorded while the clock was ten days ahead. After the correction of the clock, the backup must have a
+/// deadline.
 #[test]
 fn recorded_start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
@@ -88,7 +89,7 @@ fn recorded_start_in_future_does_not_extend_deadline() {
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // If the process started with the wrong clock too, its start time is ignored.
+    // If the process started while the clock was ahead, its start time is in the future and is ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
     // When the clock has reached the recorded start, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);
@@ -136,7 +137,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let failed = plan(&backup, &unknown, at(60));
     assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
     assert_eq!(failed.job, left);
-    // A worker of this process deletes its own pod, so the plan contains no deletion.
+    // While a worker of this process runs, the worker deletes its own pod, so the plan contains no deletion.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
     // A changed or rejected spec ends the backup, so the plan deletes its pod.
@@ -151,8 +152,8 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // The status already reports the end of the attempt. This is recorded only after the deletion of the pod, so no pod
-    // is left.
+    // The status of `ended` reports the end of the attempt. The operator writes this status only after it has deleted
+    // the pod, so no pod is left.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
     // A backup in a bucket has no pod.

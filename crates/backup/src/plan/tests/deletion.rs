@@ -70,8 +70,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // If the namespace is being deleted, its Secrets are deleted too. After five minutes, the operator removes the
-    // finalizer and keeps the stored backups.
+    // If the namespace is being deleted, its Secrets are deleted, too, and the operator cannot open the store. After
+    // five minutes, the operator removes the finalizer and keeps the stored backups.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -86,8 +86,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     );
 }
 
-/// coreos/etcd-operator adds a finalizer to periodic EtcdBackups. It no longer runs, so this operator removes the
-/// finalizer.
+/// coreos/etcd-operator adds a finalizer to periodic EtcdBackups. When coreos/etcd-operator no longer runs, only this
+/// operator can remove the finalizer.
 #[test]
 fn finalizer_of_coreos_operator_does_not_block_deletion() {
     use api::names::{FINALIZER_COREOS_PERIODIC, FINALIZER_STORED};
@@ -107,7 +107,8 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     );
     assert_eq!(removable_finalizers(&backup), all);
 
-    // Both finalizers are removed only after the stored backups are removed.
+    // The finalizer of coreos/etcd-operator and the finalizer of this operator are removed only after the stored
+    // backups.
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![old, FINALIZER_STORED.to_owned()]);
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::RemoveAll);
@@ -116,7 +117,8 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::Nothing);
 }
 
-/// After the operator is uninstalled, no process removes finalizers.
+/// After the operator is uninstalled, no process removes finalizers, so an EtcdBackup gets the finalizer only if a
+/// stored backup needs it.
 #[test]
 fn etcdbackup_without_stored_backup_has_no_finalizer() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
@@ -192,8 +194,8 @@ fn stuck_removal_of_stored_backups_is_reported() {
     assert!(message.contains("FailedMount"), "{message}");
 }
 
-/// A removal by the retention rules may end just before the EtcdBackup is deleted. It has not removed all backups, so
-/// the finalizer must stay.
+/// A removal by the retention rules may end just before the EtcdBackup is deleted. This removal has not deleted all
+/// backups, so the finalizer must stay.
 #[test]
 fn retention_result_does_not_count_as_removal_of_all_backups() {
     let mut backup = first_complete(|_| ());

@@ -46,7 +46,7 @@ enum Fault {
 struct Process {
     transfer: WorkState<Stored>,
     removal: WorkState<RemovalResult>,
-    /// The state of the transfer. 0: reading from etcd, 1: the object is committed, 2: the manifest is written.
+    /// The progress of the transfer. 0: it reads from etcd, 1: the object is committed, 2: the manifest is written.
     stage: u8,
     begun: Option<Timestamp>,
     /// The key of an object that an earlier attempt stored without a manifest.
@@ -458,8 +458,8 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit of unfinished attempts, the operator would repeat this backup forever, and each crash would
-/// interrupt all other transfers.
+/// Each attempt crashes the operator. Without the limit of unfinished attempts, the operator would repeat this backup
+/// forever, and each crash would interrupt all other transfers.
 #[test]
 fn backup_fails_after_transfer_repeatedly_crashes_operator() {
     for interval in [0, 100_000] {

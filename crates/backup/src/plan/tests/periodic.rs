@@ -252,7 +252,7 @@ fn invariant_9_retention_starts_only_after_status_reports_complete_backup() {
     let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // After a complete removal, no process repeats the removal.
+    // After a complete removal, the operator does not repeat the removal.
     let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
@@ -389,7 +389,8 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
     );
 }
 
-/// The removal was slower than the next backup, and has not listed it. The operator therefore repeats the removal.
+/// The removal started before the newest backup was stored, and has not listed this backup. The operator therefore
+/// repeats the removal.
 #[test]
 fn removal_is_repeated_if_it_ran_during_newest_backup() {
     let backup = first_complete(|_| {});
@@ -420,12 +421,12 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
     );
 }
 
-/// A backup that takes longer than its interval is due again when it ends. The operator applies the retention rules
-/// before it starts.
+/// If a backup takes longer than its interval, the next backup is due when the first backup ends. The operator applies
+/// the retention rules before the next backup starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
     // The interval is two seconds. The backup started at second 0 and ended at second 5, so at second 8 the next backup
-    // is already due.
+    // is due.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -443,9 +444,10 @@ fn retention_runs_before_next_due_backup() {
     assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
-/// Retention must not delay the next backup by more than a minute.
+/// The next backup starts one minute after the end of the previous backup, even if the removal hangs. After a failed
+/// removal, the next backup starts when the failure is reported.
 #[test]
-fn slow_or_failed_retention_does_not_delay_next_backup() {
+fn hung_or_failed_retention_delays_next_backup_by_at_most_one_minute() {
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });

@@ -139,7 +139,7 @@ fn window_delays_repeated_and_scheduled_verifications() {
         matches!(waits.verdict, VerificationVerdict::Waiting(_)),
         "{waits:?}"
     );
-    // With a weekly schedule, the verification is not due yet, so it does not wait for the window.
+    // With a weekly schedule, the verification is not due, so it does not wait for the window.
     settings["schedule"] = json!("@weekly");
     let waits = planned(&backup(settings, verified), PodState::NotRead);
     assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
@@ -289,7 +289,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result that arrives after the time limit is still used.
+    // A result that the operator reads after the time limit is used.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),

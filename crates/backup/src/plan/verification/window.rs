@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn window_as_long_as_its_interval_or_not_set_is_always_open() {
+    fn unset_window_or_window_as_long_as_its_interval_is_always_open() {
         let now = "2026-01-02T12:00:00Z";
         assert_eq!(opens("@daily", "Etc/UTC", "24h", now).as_deref(), Some(now));
         let now: Timestamp = now.parse().unwrap();

@@ -125,7 +125,7 @@ fn lag_grows_without_a_report() {
     let status = after_verdicts(&verdicts);
     assert_eq!(condition(&status), Some(("False", "PodNotStarting")));
     assert_eq!(status.continuous.unwrap().lag_seconds, Some(60));
-    // In the second report, the restarted agent does not know the time yet, so the lag is computed from the first
+    // The second report is from a restarted agent without a `complete_time`, so the lag is computed from the first
     // report.
     let verdicts = [report(0, Some(0), None), report(90, None, None)];
     let status = after_verdicts(&verdicts);

@@ -1,5 +1,5 @@
-//! Pods of coreos/etcd-operator v0.9.4 (`pkg/util/k8sutil/k8sutil.go` and `pod_util.go`) in every form: with its init
-//! container, on emptyDir and on a PVC, with TLS. The tests check how the operator reads and replaces them.
+//! Pods of coreos/etcd-operator v0.9.4 (`pkg/util/k8sutil/k8sutil.go` and `pod_util.go`) in every form: on emptyDir or
+//! on a PVC, with or without TLS. The tests check how the operator reads and replaces these pods.
 
 use api::EtcdCluster;
 use etcd::KeyHash;
@@ -273,8 +273,8 @@ fn adopted_members_with_emptydir_are_replaced_and_pods_with_pvc_recreated() {
         let deletes_disks = |write: &Write| matches!(write, Write::DeleteDisk { .. });
         assert!(!writes.iter().any(deletes_disks), "{writes:?}");
         if old.claim {
-            // `b` is deleted first, because `b` is a follower. The PVC of `b` records the version with which the member
-            // restarts.
+            // The pod of `b` is deleted first, because `b` is a follower. The PVC of `b` records the version with which
+            // the member restarts.
             assert_eq!(deleted, ["b"], "{writes:?}");
             let notes = |write: &Write| {
                 matches!(write, Write::NoteVersion { member, version, .. }

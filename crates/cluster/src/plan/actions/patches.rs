@@ -27,7 +27,8 @@ pub struct Label {
     pub token: String,
     /// The cluster ID; `None` until etcd has reported it.
     pub cluster_id: Option<ClusterId>,
-    /// The records on a PVC for a later EtcdCluster; `None` leaves them unchanged.
+    /// The voters and the TLS settings, which a retained PVC records for a later EtcdCluster of the same name; `None`
+    /// leaves the annotations unchanged.
     pub retention: Option<RetentionNotes>,
 }
 
@@ -61,8 +62,8 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
 }
 
 /// Records on the PVC of a member the version with which the member starts next, and its image if the image has a
-/// digest. `served`: the version that last served the data, if it differs (invariant 30). One request sets all
-/// annotations, so that they always match.
+/// digest. `served`: the version that last served the data, if it differs from `version` (invariant 30). One request
+/// sets all annotations, so that they always match.
 pub(crate) fn note_version(
     (member, uid): (&str, &str),
     (version, image): (&str, Option<&str>),
@@ -200,8 +201,8 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // Both versions are equal if only the repository or the digest changes, or if the member never ran the version
-        // of its pod.
+        // `changed.from` equals `version` if only the repository or the digest changes, or if the member never ran the
+        // version of its pod.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {
@@ -241,7 +242,7 @@ impl Builder<'_> {
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // The patch also restores labels that other software has removed, because Services select the pod by them.
+        // The patch restores labels that other software has removed, because Services select the pod by these labels.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));

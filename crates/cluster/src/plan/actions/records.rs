@@ -27,7 +27,7 @@ const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 const MANAGER_RAFT_LOG: &str = "etcd-operator-raft-log";
 /// Field manager of `status.beforeChange`, the request for a backup before a change.
 const MANAGER_BEFORE_CHANGE: &str = "etcd-operator-before-change";
-/// Field manager of the TLS settings with which members are started.
+/// Field manager of `status.TLS`, the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
 /// All fields of the status that identify a cluster.
@@ -137,7 +137,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A record without TLS settings causes no Event, because it changes nothing for the members.
+        // A record without a TLS policy causes no Event, because every cluster without TLS gets such a record.
         let event = record
             .policy
             .as_ref()

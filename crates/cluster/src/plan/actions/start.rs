@@ -156,14 +156,14 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The image of a member that starts. It is the first known one of these images: the image that the member's PVC
-    /// records for this version, the image in the spec, and the image of another member with this version.
+    /// The image of a member that starts. It is the first of these images that is known: the image that the member's
+    /// PVC records for this version, the image in the spec, and the image of another member with this version.
     ///
-    /// Invariant 26: for the version in the spec, the image on the PVC counts only if a ready pod has the same image.
-    /// Otherwise, the record of an interrupted change, or of other software, would override the spec. If a rollout has
-    /// stopped, a member that loses its pod thus gets the former image, which the unchanged members still have. For
-    /// another version, the image on the PVC always counts, because after a failed upgrade, the spec no longer names
-    /// the image of that version.
+    /// Invariant 26: for the version in the spec, the image on the PVC counts only if a ready pod has the same image,
+    /// because an interrupted change or other software may have recorded an unused image. If a rollout has stopped, a
+    /// member that loses its pod thus gets the former image, with which unchanged members run. For any other version,
+    /// the image on the PVC always counts, because after a failed upgrade, the spec names only the image of the new
+    /// version.
     fn image(&self, start: &Start, version: &EtcdVersion) -> String {
         let spec = &self.desired.object.spec;
         let is_same = |noted: &Option<String>| noted.as_ref() == Some(&start.version);

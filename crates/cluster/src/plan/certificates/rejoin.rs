@@ -17,7 +17,7 @@ use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod};
 
-/// How long the operator waits for a member to become ready. A normal start takes less time.
+/// How long the operator waits for a restarted member before it restarts the next. A normal start takes less time.
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
@@ -136,8 +136,7 @@ impl Keeper<'_> {
         pod.durable && disk.is_some_and(Disk::stays)
     }
 
-    /// The member to restart next. Members with a pod that is not ready come first, because their restart interrupts no
-    /// client.
+    /// The member to restart next. Members with unready pods come first, because their restart interrupts no client.
     fn next_to_restart(&self) -> Option<(&String, &Pod)> {
         let pods = self.observed.pods.iter();
         let helps = pods.filter(|(member, pod)| self.would_help(member, pod));
@@ -176,7 +175,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// True if `member` accepts the peer certificate of `other`. Also true if the Secret of `other` is lost.
+    /// True if `member` accepts the peer certificate of `other`, or if the Secret with this certificate is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         // Invariant 1: if `started_with` is `None`, the CAs of `member` are unknown, and `member` counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {

@@ -115,7 +115,7 @@ fn invariant_20_no_certificate_is_renewed_while_clocks_differ() {
     story.scene.observed.clock = ApiServerClock(Some(clock(20 * year)));
     assert_eq!(story.of_certificates(), []);
     assert!(said(&story)[0].contains("behind the API server's"));
-    // The clocks differ by 200 s, which is less than the tolerance for certificates, so the operator reports nothing.
+    // The clocks differ by 200 s, which is less than `SKEW`, so the operator reports nothing.
     story.scene.observed.clock = ApiServerClock(Some(-clock(200)));
     assert_eq!(said(&story), [] as [String; 0]);
     // The renewal of the certificates is now due by both clocks.

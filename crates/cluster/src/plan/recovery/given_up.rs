@@ -1,10 +1,12 @@
 //! Stops the seed of an abandoned recovery, for example a seed whose volume was lost.
 //!
-//! Clients can reach the seed through the headless Service, but no recovery keeps their writes. The operator stops the
-//! seed before the next recovery starts, because the record of the next recovery contains another seed.
+//! Clients can reach the seed through the headless Service, but their writes are lost, because no recovery continues
+//! with the data of this seed. The operator stops the seed before the next recovery starts, because the record of that
+//! recovery no longer names this seed.
 //!
 //! Invariant 9: the operator stops the seed only if its survivor answers, so that the data from which the seed started
-//! still exists. Otherwise the running seed may have the last copy. The PVC of the seed stays until a quorum answers.
+//! exists. If the survivor does not answer, the running seed may have the last copy. The PVC of the seed stays until a
+//! quorum answers.
 
 use api::cluster::RecoveryPhase;
 

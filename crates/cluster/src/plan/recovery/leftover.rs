@@ -10,7 +10,7 @@ use crate::snapshot::{Desired, Observed};
 /// What the operator does with the objects of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
-    /// The object is unrelated to a recovery: the ordinary rules apply.
+    /// The object is unrelated to a recovery or a restore: the ordinary rules apply.
     Ordinary,
     /// The pod, the Service and the volume stay for now.
     Stays,
@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the user no longer wants
-    // to keep them. Members that the operator is about to replace do not count for this size.
+    // Invariant 9: the old volumes stay until the new cluster is healthy at its full size, and the time for which the
+    // user keeps them has passed. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {

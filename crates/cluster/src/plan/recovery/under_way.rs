@@ -78,16 +78,17 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     draft.wait(Reason::SeedStarting, text, delay);
 }
 
-/// True if the seed has its data, is not being deleted and has not lost its volume. Otherwise the recovery must not
-/// complete: the survivor's data would be deleted, and the seed's data lost (invariant 9).
+/// True if the seed has its data, is not being deleted and has not lost its volume. If false, the recovery must not
+/// complete: the survivor's data would be deleted, and the seed's data may be lost (invariant 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// Cancels the recovery if the survivor is lost, or has not answered for `spec.recovery.after`, before the seed has
-/// copied its data. Without another survivor, the operator waits, because the seed may have the last copy.
+/// Cancels the recovery if, before the seed has copied the data, the survivor is lost, or does not answer when
+/// `spec.recovery.after` has passed since the start of the recovery. Without another survivor, the operator waits,
+/// because the seed may have the last copy.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence

@@ -25,7 +25,7 @@ fn left_by_another() -> Scene {
     scene
 }
 
-/// A cluster that the operator has adopted and recorded. No other step has been done.
+/// The operator has recorded the adopted cluster, and has changed nothing else.
 fn taken_over() -> Scene {
     let mut scene = left_by_another();
     let Some(Write::RecordIntent {
@@ -118,7 +118,7 @@ fn adoption_labels_pods_before_changing_client_service() {
     assert_eq!(
         scene.changes(),
         [],
-        "no member may be removed before all pods are marked"
+        "no member may be removed before all pods have the cluster token"
     );
     let mut marked = scene;
     let token = marked
@@ -383,7 +383,8 @@ fn learners_join_before_external_members_are_removed() {
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }
 
-/// A user deleted the EtcdCluster without its pods and created it again. The operator still calls the external members.
+/// A user deleted the EtcdCluster without its pods and created it again. The token of the pods contains the cluster ID,
+/// as after an adoption or a join.
 #[test]
 fn recreated_cluster_with_external_members_is_recorded_as_joined() {
     let mut scene = joined(&["a"]);

@@ -289,7 +289,7 @@ fn invariant_32_recovery_needs_backup_that_is_recent_at_quorum_loss() {
     );
 }
 
-/// A member sends a snapshot without a quorum, so a user can back up the data with which the recovery continues.
+/// A member sends a snapshot even without a quorum, so a user can back up the data with which the recovery continues.
 #[test]
 fn recovery_accepts_backup_of_survivor_after_loss() {
     let scene = approved(one_left()).guarded(&["Recovery"]);

@@ -139,8 +139,7 @@ fn member_with_externally_changed_peer_urls_is_kept() {
     assert!(!scene.writes().iter().any(destroys));
 }
 
-/// Invariant 3: if a person has added a member with `etcdctl`, the operator does not remove another member for that
-/// reason.
+/// Invariant 3: if a person adds a member with `etcdctl`, the operator does not remove another member for that reason.
 #[test]
 fn unstarted_external_member_causes_no_removal() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
@@ -181,13 +180,12 @@ fn external_members_prevent_automatic_recovery() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // With an approval, the recovery starts, because the person who approves may know that the external members are
-    // lost.
+    // With an approval, the recovery starts: the person who approves may know that the external members are lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
 
-/// Invariant 16: a pod that now belongs to another object may still run its member.
+/// Invariant 16: a pod whose owner is another object may still run a member of this cluster.
 #[test]
 fn pod_of_another_owner_prevents_automatic_recovery() {
     let mut scene = Scene::formed(&["a", "b", "c"]).silent_voter("a");

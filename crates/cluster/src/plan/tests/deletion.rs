@@ -15,7 +15,7 @@ use crate::snapshot::RetentionNotes;
 /// The annotation that waives the backup of the scenes below, which are deleted at 990 s (Unix time).
 const WAIVER: &str = "Deletion/1970-01-01T00:16:30Z";
 
-/// Sets the policy, and the records of retained volumes.
+/// Sets the deletion policy `BackupThenDelete`, and the voters and TLS settings that each retained PVC records.
 fn guarded(mut scene: Scene) -> Scene {
     let backup = json!({
         "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },
@@ -42,7 +42,7 @@ fn with_finalizers(mut scene: Scene, finalizers: &[&str]) -> Scene {
     scene
 }
 
-/// The user has deleted the EtcdCluster, which has its finalizer.
+/// The user has deleted the EtcdCluster, which has the operator's finalizer.
 fn deleted(scene: Scene) -> Scene {
     let mut scene = with_finalizers(scene, &[FINALIZER_BACKUP]);
     scene.observed.deleting = true;
@@ -135,7 +135,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
         backup.revision = Some(revision);
         scene
     };
-    assert_eq!(with(989, 100).record_written(), None, "before the request");
+    assert_eq!(with(989, 100).record_written(), None, "the backup is old");
     let again = with(995, 99).record_written().unwrap();
     assert!(!again.has_passed(), "the backup lacks a revision");
     assert_eq!(
@@ -143,7 +143,8 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
         Time(at(1000)),
         "the backup is requested again"
     );
-    assert_eq!(with(1000, 99).record_written(), None, "the same second");
+    // The next request must be later than this backup, so the operator waits for the next second.
+    assert_eq!(with(1000, 99).record_written(), None);
     let mut other = with(995, 100);
     let backup = other.observed.before_change.backup.as_mut().unwrap();
     backup.cluster_id = Some("beef".to_owned());
@@ -184,7 +185,7 @@ fn invariant_41_volumes_get_owner_before_deletion_continues() {
     assert!(labels.iter().all(is_label), "{labels:?}");
     let scene = backed_up(three().without_pod("b"));
     assert_eq!(finalizer(&scene), Some(false));
-    assert_eq!(scene.writes().len(), 1, "no member is healed anymore");
+    assert_eq!(scene.writes().len(), 1, "no member is recreated");
     // The volumes of a cluster that has never formed get their owner too.
     let mut forming = backed_up(Scene::starting(&["a"]).durable());
     forming.observed.disks.get_mut("a").unwrap().owned = false;

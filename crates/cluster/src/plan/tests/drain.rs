@@ -57,7 +57,7 @@ impl Scene {
         self
     }
 
-    /// Records the defragmentation of this member in the status.
+    /// Records in the status that the defragmentation of this member has started.
     pub(super) fn defragmented(mut self, member: &str) -> Self {
         self.observed.upkeep.record = Some(DefragmentationStatus {
             cause: DefragmentationCause::Threshold,

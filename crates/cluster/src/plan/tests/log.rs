@@ -45,7 +45,7 @@ fn applied(mut scene: Scene, index: u64) -> Scene {
     scene
 }
 
-/// Makes all members report logs that are prepared for a change of the version.
+/// Makes all members report logs that are prepared for an upgrade to etcd 3.7.
 pub(super) fn prepared(scene: Scene) -> Scene {
     applied(recorded(scene, &CLUSTER.to_string(), 10_000), 25_000)
 }
@@ -71,7 +71,7 @@ fn invariant_29_raft_log_index_is_recorded_before_entries_are_appended() {
     }
 }
 
-/// Asserts that the plan's only write is a record of this entry.
+/// Asserts that the plan changes no member, and only records this entry.
 fn assert_records_newest(scene: &Scene, newest: u64) {
     let writes = change(scene);
     let [
@@ -134,7 +134,7 @@ fn invariant_29_raft_log_snapshot_precedes_upgrade_to_etcd_3_7() {
     }
 }
 
-/// All members have the same log, so the entries for the first member are sufficient for the others.
+/// All members have the same log, so the entries that were appended for one member count for every member.
 #[test]
 fn raft_log_is_prepared_once_for_all_members() {
     let scene = applied(upgrade(), 25_000).runs("b", "3.7.3").compared();

@@ -88,7 +88,7 @@ fn member_with_pod_stuck_in_termination_is_replaced_after_timeout() {
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// If the operator's clock is 90 s ahead, every terminating pod seems to be overdue by a minute.
+/// If the operator's clock is 90 s ahead, a pod that was just deleted with 30 s grace period seems overdue by a minute.
 #[test]
 fn invariant_5_operator_clock_that_is_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
@@ -197,7 +197,7 @@ fn serving_member_with_lost_volume_is_replaced() {
 }
 
 /// Invariants 3 and 5: the data of a stopped member with a lost volume is lost, so the operator removes the member if
-/// the others form a quorum.
+/// the other voters form a quorum.
 #[test]
 fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let gone = three().without_pod("b").volume_lost("b");

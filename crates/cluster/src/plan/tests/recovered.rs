@@ -78,8 +78,7 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
         record.completion_time = Some(Time(at(completed)));
         assert_eq!(deletes_disk(&scene.writes()), deleted, "{completed}");
     }
-    // The operator keeps the old volumes, because the new cluster is not complete: its member `n` serves on a lost
-    // volume.
+    // The operator keeps the old volumes while the new cluster is not complete: its member `n` serves on a lost volume.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 

@@ -254,7 +254,7 @@ fn automatic_recovery_waits_for_configured_time() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // An approved recovery does not wait for the time in `spec.recovery.after`.
+        // An approved recovery starts at once, because no member of this scene may return.
         assert!(begun(&approved(early)).is_some());
     }
 }

@@ -138,7 +138,7 @@ fn invariant_35_retained_pvcs_record_voters_and_tls_settings() {
     assert_eq!(labels(&scene), all(RetentionNotes::default()));
 }
 
-/// The lists of voters on the PVCs must not name a member whose volume is deleted, so they are updated first.
+/// The operator removes a member from the lists of voters on the PVCs before it deletes the volume of this member.
 #[test]
 fn volume_of_removed_member_is_deleted_after_voters_are_recorded() {
     let deletes = |scene: &Scene| scene.writes().contains(&delete_disk("d"));
@@ -188,7 +188,7 @@ fn recreated_cluster_waits_for_pods_of_deleted_cluster() {
     scene.observed.strangers = vec!["pod a".to_owned()];
     assert_eq!(recorded(&scene), None);
     assert_eq!(scene.waits(), [Reason::StrangersPresent]);
-    // Pods of this EtcdCluster prove that it was not deleted.
+    // Pods of this EtcdCluster prove that the EtcdCluster was not deleted.
     let mut forgotten = three();
     forgotten.observed.strangers = vec!["pod x".to_owned()];
     (forgotten.observed.intent, forgotten.observed.cluster_id) = (None, None);

@@ -160,8 +160,8 @@ fn exit_of_container_with_previous_image_replaces_no_member() {
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// Both writes change the same annotation: one removes the record of the last change, the other records the next
-/// change. The operator would send them concurrently, so either could take effect last.
+/// One plan must not both clear the record of the last image change and write the next record: the operator would send
+/// these two writes to the same annotation concurrently, so either could take effect last.
 #[test]
 fn image_change_record_is_cleared_before_next_image_change() {
     let noted = |changed: Option<Changed>| {
@@ -184,7 +184,7 @@ fn image_change_record_is_cleared_before_next_image_change() {
     assert_eq!(patched(&noted(None)), one("b", "3.5.30"));
 }
 
-/// If only the new image cannot read the data, the old image may still read it.
+/// The old image served this data, so `unreadable` stays false if only the new image cannot read it.
 #[test]
 fn data_unreadable_only_by_new_image_is_not_recorded_as_unreadable() {
     let damaged = Cause::Data("walpb: crc mismatch".into());

@@ -8,7 +8,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Pod, Seen, Trouble};
 
-/// etcd 3.5 does not know this variable.
+/// etcd 3.5 does not know this environment variable.
 const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
@@ -105,7 +105,7 @@ impl Scene {
         self
     }
 
-    /// Sets the log of this member far behind the logs of the others.
+    /// Sets the log of this member far behind the logs of the other members.
     pub(super) fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
@@ -281,13 +281,14 @@ fn single_failed_member_is_rolled_back_without_quorum() {
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
     assert_eq!(patched(&scene), one("a", "3.5.35"));
-    // A member that fails for another reason keeps its image.
+    // A member without an image problem and without a failing container keeps its image.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
 }
 
 impl Scene {
-    /// Replaces the pod of the member by a pod on the same volume whose image cannot be pulled. No member answers.
+    /// Recreates the pod of the member on the same volume. The image of the new pod cannot be pulled. No member
+    /// answers.
     fn recreated_without_image(self, member: &str, served: &str, version: &str) -> Self {
         let mut scene = self.changed(member, served, version).image_missing(member);
         let pod = scene.pod_of(member);
@@ -446,7 +447,7 @@ fn downgrade_changes_images_of_existing_pods() {
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// etcd 3.5 does not know the variable, and the variables of a running pod cannot change.
+/// etcd 3.5 does not know `SKIP_REVERSE_DNS`, and the variables of a running pod cannot change.
 #[test]
 fn downgrade_recreates_pods_that_have_newer_variables() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().all_run("3.6.16");
@@ -562,7 +563,7 @@ fn version_of_removed_member_does_not_allow_downgrade() {
     assert!(scene.problems().contains(&Reason::VersionRefused));
 }
 
-/// Regression: 3.7 does not start in a cluster whose cluster version is still 3.5, even if all members run 3.6.
+/// Regression: etcd 3.7 does not start while the cluster version is 3.5, even if all members run etcd 3.6.
 #[test]
 fn invariant_18_upgrade_to_next_minor_release_waits_for_cluster_version() {
     let mut scene = log::prepared(towards("3.6.16", "3.7.3")).compared();

@@ -354,7 +354,7 @@ impl Scene {
             .pod(member, Role::Voter)
     }
 
-    /// Gives all pods the same, earlier creation time.
+    /// Sets the creation time of all pods to 100 s before the plan.
     pub(crate) fn aged(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.created = at(900);

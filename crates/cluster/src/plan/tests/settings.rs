@@ -71,7 +71,7 @@ fn changed_labels_and_annotations_need_no_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // The operator makes this change even without a quorum, because new labels and annotations restart no container.
+    // The operator makes this change although two members are down, because it restarts no container.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 

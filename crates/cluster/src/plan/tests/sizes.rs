@@ -135,7 +135,7 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
         scene.desired.first = 1;
         scene.size(3)
     };
-    // In the bootstrap mode `seed`, the operator records and starts one member, which forms the cluster alone.
+    // In the bootstrap mode `Seed`, the operator records and starts one member, which forms the cluster alone.
     let begun = seed(Scene::begun(&["a"]));
     let starts = begun.writes().into_iter().filter_map(|write| match write {
         Write::CreatePod(start) => Some(start),

@@ -67,8 +67,8 @@ fn invariant_20_serving_members_are_kept_while_secret_is_invalid() {
     );
 }
 
-/// Invariant 20: the running members do not trust the new authorities. After a restart, the first member could not
-/// connect to the others, so the operator does not start the rolling update.
+/// Invariant 20: the running members do not trust the new authorities. The first restarted member could not connect to
+/// the other members, so the operator starts no rolling update.
 #[test]
 fn invariant_20_authorities_replaced_in_one_step_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();

@@ -110,8 +110,8 @@ fn recovery_completes_when_seed_serves_survivor_data() {
     );
 }
 
-/// Invariant 9: the operator creates another seed only if the survivor answers. Otherwise the pod of the first seed may
-/// have the last copy of the data.
+/// Invariant 9: the operator creates another seed only if the survivor answers. If the survivor is lost, the pod of the
+/// first seed may have the last copy of the data.
 #[test]
 fn recovery_with_lost_seed_volume_is_abandoned_if_survivor_answers() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");

@@ -152,7 +152,7 @@ fn full_database_is_compacted_if_spec_sets_retained_revisions() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // Another compaction would have no effect, because revision 4000 is already compacted and no space is free.
+    // The operator starts no second run, because revision 4000 is already compacted and no space is free.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -219,8 +219,7 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // Only a run for a full database defragments a member as a test after a compaction. This scheduled run therefore
-    // ends.
+    // After a compaction, only a run for a full database defragments a member as a test. This scheduled run ends.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());

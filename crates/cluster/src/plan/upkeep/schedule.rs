@@ -1,5 +1,4 @@
-//! Determines when a scheduled defragmentation is due. Performs no I/O: the result depends only on the schedule and the
-//! time.
+//! Determines when a scheduled defragmentation is due. The result depends only on the schedule and the time.
 
 use api::cluster::Defragmentation;
 use jiff::{SignedDuration, Timestamp};
@@ -8,7 +7,7 @@ use runtime::schedule::{Problem, Schedule};
 /// A scheduled defragmentation that cannot start within this time is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
-/// The most recent scheduled time; `None` if it is older than the maximum delay, or if there is no schedule.
+/// The most recent scheduled time; `None` if it is older than `LATEST`, or if there is no schedule.
 pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
     let Some(text) = &rule.schedule else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Changes of the TLS settings that invariants forbid.
+//! Checks for changes of the TLS settings that invariants forbid.
 
 use api::cluster::TlsStatus;
 use cluster::snapshot::{Kept, Role};
@@ -11,7 +11,7 @@ use crate::others::is_elsewhere;
 use crate::world::{World, WorldPod};
 
 impl World {
-    /// Checks invariant 23: the TLS change itself partitions no quorum.
+    /// Checks invariants 20 and 23: the TLS settings of the members partition no quorum.
     pub(super) fn judge_parts(
         &mut self,
         cluster: &Cluster,
@@ -92,8 +92,8 @@ impl World {
         }
     }
 
-    /// Checks invariant 23: every member has a peer URL at which it listens and to which the others can connect.
-    /// Checks invariant 20: no member rejects the protocol of a client that follows the documented order.
+    /// Checks invariant 23: every member has a peer URL at which it listens, and to which every other member can
+    /// connect. Checks invariant 20: no member rejects the protocol of a client that follows the documented order.
     pub(crate) fn judge_switch(&mut self) {
         if !self.plays_tls() {
             return;

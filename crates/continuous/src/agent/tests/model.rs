@@ -348,7 +348,7 @@ impl World<'_> {
                 .gaps
                 .iter()
                 .any(|it| it.after < revision && revision < it.until);
-            // The report contains only the newest gaps.
+            // `held.gaps` contains only the newest gaps.
             let is_reported = is_in_gap || held.gap_count > held.gaps.len() as u64;
             if !self.excused.contains(&revision) || !is_reported {
                 return Err(format!(

@@ -20,7 +20,7 @@ use crate::source::{Changes, Source};
 /// The cluster ID before the cluster is replaced.
 pub(super) const CLUSTER: u64 = 7;
 
-/// The only lease IDs.
+/// The IDs of all leases in the model.
 const LEASES: [i64; 2] = [21, 22];
 
 struct State {
@@ -31,7 +31,7 @@ struct State {
     /// The highest compaction revision and all skipped revisions so far, which explain gaps.
     max_compacted: i64,
     all_skipped: BTreeSet<i64>,
-    /// The changes of each revision since the base. Restored data has no further changes.
+    /// The changes of each revision since the base. After a restore of the data, the model makes no further changes.
     history: BTreeMap<i64, Vec<Change>>,
     /// The revision after the last change of the history.
     next: i64,
@@ -44,7 +44,7 @@ struct State {
 }
 
 impl State {
-    /// One of `count` requests fails.
+    /// True for one of `count` requests on average, while the model has faults.
     fn fails(&mut self, count: u32) -> bool {
         self.has_faults && self.rng.random_range(0..count) == 0
     }
@@ -137,7 +137,7 @@ impl EtcdModel {
                 state.generation += 1;
             }
             12..14 => {
-                // The data of etcd is restored from before the base.
+                // The restored data of etcd is older than the base.
                 (state.revision, state.compacted) = (5, 0);
                 state.is_replaced = true;
                 state.generation += 1;

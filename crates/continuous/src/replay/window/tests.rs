@@ -204,7 +204,7 @@ fn ordered_transactions_are_sent_once() {
 }
 
 #[test]
-fn disorder_shrinks_window_and_repeats_each_transaction_once() {
+fn disorder_shrinks_window_and_repeats_transactions_at_most_once() {
     let mut rng = StdRng::seed_from_u64(2);
     let history = history(&mut rng, 2_000, 0.2);
     let mut simulation = Simulation::new(rng, 64);
@@ -255,7 +255,8 @@ fn write_of_another_client_ends_replay() {
     }
 }
 
-/// A guard with a key that a transaction in flight puts would be true before this transaction.
+/// A key that a transaction in flight creates is missing before this transaction. A guard that expects the deletion of
+/// the key would therefore be true too early.
 #[test]
 fn transaction_after_deletion_of_new_key_waits() {
     let mut window = Window::new(1);

@@ -10,8 +10,8 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit until the PVC has the annotation with the provisioner. Normally, the PersistentVolume controller sets it
-/// within seconds.
+/// Time limit until the PVC has the annotation with the provisioner. Normally, the PersistentVolume controller sets
+/// this annotation within seconds.
 const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 /// Time limit until the PVC has a volume. It equals the scheduler's default of `bindTimeoutSeconds`.
 const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
@@ -41,7 +41,7 @@ const TEMPORARY_TAINT: &str = "node.kubernetes.io/";
 const REMEDY: &str = "correct the cause, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
                       the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)";
 
-/// The problem if the PVC was not bound within its time limit.
+/// Returns a problem if the PVC has no volume, and the time limit for the cause has passed.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -264,11 +264,11 @@ mod tests {
         // Before Kubernetes 1.23, the annotation with the provisioner had another name.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
-        // The scheduler has selected a node, and the provisioner creates the volume. Meanwhile, the status of the pod
-        // contains no message of the scheduler.
+        // The scheduler has selected a node, and the provisioner creates the volume. During this time, the status of
+        // the pod contains no message of the scheduler.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
-        // The scheduler has not processed the pod yet.
+        // The scheduler has neither processed the pod nor selected a node yet, so no problem is reported.
         assert_eq!(
             reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
             None

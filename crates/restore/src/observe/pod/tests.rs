@@ -34,7 +34,6 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: a seed is verified only when its etcd is ready.
 #[test]
 fn invariant_9_seed_is_verified_only_when_etcd_is_ready() {
     let observed = |ready: bool| {

@@ -214,7 +214,7 @@ fn error_names_field_nearest_points_and_remedy() {
     }
 }
 
-/// Invariant 15: a forged directory can have any number of segments that do not belong to the chain.
+/// Invariant 15: a forged directory can cause any number of problems of a chain.
 #[test]
 fn invariant_15_message_names_few_problems_of_chain() {
     let last = Moment {
@@ -252,7 +252,7 @@ fn record_of_encrypted_base_has_key_and_size_of_object() {
     let record = chosen(&restore, &directory, "etcd/main.continuous/uid", &found).unwrap();
     let key = record.encryption_key.unwrap();
     assert_eq!((key.name.as_str(), key.id.as_str()), ("2026", "ab12"));
-    // The header and the tag of one chunk.
+    // The encryption adds a header of 48 bytes, and a tag of 16 bytes for the only chunk.
     assert_eq!(record.stored_size, Some(100 + 48 + 16));
 }
 

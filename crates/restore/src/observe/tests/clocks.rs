@@ -1,4 +1,5 @@
-//! Tests which clock determines how long a PersistentVolumeClaim has had no volume.
+//! Tests of the time limits for storage and for the result of a search. The limits depend on the clocks of the operator
+//! and of the API server.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

@@ -74,7 +74,7 @@ fn secret() -> Value {
     .unwrap()
 }
 
-/// A restore of a deleted cluster that has recorded its seed.
+/// An EtcdRestore that has recorded its seed. Its EtcdCluster does not exist.
 fn restore_by_name() -> EtcdRestore {
     let mut restore = restore(json!({ "spec": { "size": 1, "version": "3.6.16" } }));
     restore.metadata.namespace = Some("prod".into());

@@ -1,4 +1,4 @@
-//! The search for recorded changes in a real S3 server.
+//! Tests of the search for a point in recorded changes, with a real S3 server.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -105,7 +105,7 @@ fn secret() -> Value {
     .unwrap()
 }
 
-/// A restore of a deleted cluster to a point. The source is merged into the spec.
+/// An EtcdRestore to a point. Its EtcdCluster does not exist. The fields of `source` are merged into the spec.
 pub(super) fn restore_at(source: &Value, continuous: &Value, cluster: &Value) -> EtcdRestore {
     let mut spec = json!({
         "etcdCluster": { "name": "main", "template": { "spec": cluster } }, "continuous": continuous,
@@ -193,7 +193,7 @@ async fn dry_run_finds_point_without_record_of_seed() {
         panic!("{planned:?}");
     };
     assert_eq!(chosen.continuous.unwrap().revision, 13);
-    // A dry run also reports a point that is not recorded.
+    // If the point is not recorded, a dry run reports the problem.
     let future = json!({ "at": { "revision": 21 }, "dryRun": true });
     let restore = restore_at(&source, &future, &plain());
     let observation = observed(&restore, backup).await;
@@ -259,7 +259,8 @@ async fn invariant_38_point_without_proof_is_refused() {
     );
 }
 
-/// Invariant 13: the message does not depend on the object of the other namespace.
+/// Invariant 13: the message does not depend on the object of the other namespace, because the operator does not
+/// request the object.
 #[tokio::test]
 async fn invariant_13_foreign_snapshot_is_not_requested() {
     const OTHER: &str = "etcd/team-b";

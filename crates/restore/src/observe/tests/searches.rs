@@ -1,4 +1,4 @@
-//! The search for recorded changes on a PersistentVolumeClaim.
+//! Tests of the search for a point in recorded changes on a PersistentVolumeClaim.
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ fn ended(report: &SearchReport, seconds: i64) -> Value {
     pod
 }
 
-/// The report of the program, which searches a directory with the changes of the revisions 11 to 20.
+/// Runs the search in a directory with the changes of the revisions 11 to 20. Returns its report.
 async fn searched(at: &Value) -> SearchReport {
     let (volume, reports) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fill(&LocalStore::new(volume.path())).await;
@@ -176,7 +176,7 @@ fn assert_search_ends(observation: &Observation) {
     );
 }
 
-/// While the EtcdCluster was paused, the agent may have recorded later revisions.
+/// A result stays unused while the EtcdCluster is paused. The agent may record later revisions during this time.
 #[tokio::test]
 async fn old_result_is_searched_again() {
     let at = json!({ "latest": true });

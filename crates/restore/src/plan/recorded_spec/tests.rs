@@ -1,4 +1,4 @@
-//! Tests: the fields of a recorded spec that are refused.
+//! Tests of the fields of a recorded spec that the operator refuses.
 
 use api::EtcdRestore;
 use api::manifest::BackupManifest;

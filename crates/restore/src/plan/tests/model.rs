@@ -48,7 +48,7 @@ enum Step {
     NoStorage,
     /// The API server rejects every PVC.
     NoQuota,
-    /// Kubernetes creates volumes, and the API server accepts PVCs again.
+    /// Kubernetes creates volumes, and the API server accepts PVCs. Ends `NoStorage` and `NoQuota`.
     Storage,
     /// The backup becomes unreadable.
     StoreDown,

@@ -143,7 +143,7 @@ async fn invariant_40_only_objects_of_held_shards_are_reconciled() {
         }
         tokio::time::sleep(pause).await;
         assert_eq!(seen.try_recv().ok(), None);
-        // The reconciler requests the next reconcile after 100 ms.
+        // Each reconcile requests the next one after 100 ms, so a held shard causes several reconciles of `good`.
         shards.hold(good);
         for _ in 0..3 {
             assert_eq!(seen.recv().await.as_deref(), Some("good"));
@@ -180,7 +180,7 @@ async fn invariant_15_one_readable_namespace_is_enough_to_start() {
     assert!(waiting.is_err());
 }
 
-/// Invariant 15: a panic affects only the object that caused it.
+/// Invariant 15: a panic affects only the object whose reconcile panicked.
 #[tokio::test]
 async fn invariant_15_panic_of_one_reconcile_does_not_stop_other_reconciles() {
     let events = Bodies::default();

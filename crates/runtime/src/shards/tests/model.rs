@@ -105,7 +105,7 @@ impl World {
         });
     }
 
-    /// Writes a Lease if its version is still `version`. Returns whether the process learns that the write succeeded.
+    /// Writes a Lease if its stored version is `version`. Returns whether the process learns that the write succeeded.
     fn write(&mut self, mut record: Record, version: &str) -> bool {
         if self.faults && self.chance(4) {
             return false;
@@ -143,7 +143,7 @@ impl World {
     /// Returns true if the process ends.
     fn send(&mut self, process: &mut Process) -> bool {
         if self.faults && self.chance(10) {
-            // The next request takes long, and rarely longer than a Lease without renewals is held.
+            // The next request is delayed, in a few cases for longer than a Lease without renewals is held.
             let most = if self.chance(20) { 40_000 } else { 4000 };
             let latency = self.random.random_range(0..most);
             process.rests_until = self.now + Duration::from_millis(latency);
@@ -265,7 +265,7 @@ impl World {
         written
     }
 
-    /// Mirrors `Keeper::release`. If a write fails, the process ends nevertheless.
+    /// Mirrors `Keeper::release`. The process ends even if a write fails.
     fn release_all(&mut self, process: &mut Process, lease: Record) {
         let own = self.leases.values().cloned();
         let own = own.filter(|one| one.holder.as_ref() == Some(&process.name));
@@ -364,7 +364,7 @@ impl World {
         Ok(())
     }
 
-    /// Without faults, the replicas with the current number of shards share all shards.
+    /// Stops the faults. After that, the replicas with the current number of shards must share all shards.
     fn settle(&mut self) -> Result<(), String> {
         self.faults = false;
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Single decisions of a replica about the Leases.
+//! Tests of single decisions of a replica about the Leases.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
         let mut ring = Ring::new("a", "etcd-operator", 4);
         let held = record("etcd-operator", 1, Some(holder));
         assert_eq!(ring.join(&held, &none, RENEWS, begin), Join::Wait);
-        // A renewal changes the version, so the time begins again.
+        // A renewal changes the version, so the wait for the expiry begins again.
         let renewed = record("etcd-operator", 2, Some(holder));
         let now = begin + DURATION;
         assert_eq!(ring.join(&renewed, &none, RENEWS, now), Join::Wait);
@@ -85,7 +85,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
     let released = record("etcd-operator", 1, None);
     let joined = ring.join(&released, &none, RENEWS, begin);
     assert_eq!(listed(joined), ["a"]);
-    // A replica that holds a shard has lost it with the operator's Lease.
+    // If the operator's Lease has no holder, a replica that holds a shard has lost the shard.
     let held = slots(&[State::Held, State::Free, State::Free, State::Free]);
     assert_eq!(ring.join(&released, &held, RENEWS, begin), Join::Wait);
 }
@@ -108,8 +108,8 @@ fn replica_without_renewals_is_removed_from_list() {
     assert_eq!(listed(joined), ["a", "c"]);
 }
 
-/// Invariant 40: another replica that was slow, and has not seen that an entry was missing, must see that the entry is
-/// new.
+/// Invariant 40: an entry that is listed again must differ from its earlier values, because a slow replica may not have
+/// seen that the entry was missing.
 #[test]
 fn invariant_40_entry_of_replica_never_repeats() {
     let (now, none) = (Instant::now(), slots(&[State::Free; 2]));
@@ -138,7 +138,7 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     assert!(!ring.may_hold(begin), "nothing was renewed");
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
-    // After a slow beat, no shard is held.
+    // After a slow beat, no shard may be held.
     assert!(ring.may_hold(begin + RENEWAL_LIMIT.saturating_sub(SECOND)));
     assert!(!ring.may_hold(begin + RENEWAL_LIMIT));
     assert_eq!(ring.deadline(&slots(&[State::Free; 2])), None);
@@ -220,7 +220,7 @@ fn lease_of_another_replica_is_taken_only_after_expiry() {
         let steps = ring.steps(&taken, &none, RENEWS, now + after);
         assert_eq!(steps, Ok(expected), "{after:?}");
     }
-    // A restarted container has the name of its pod, so its Lease needs no expiry.
+    // A restarted container has the same replica name, so it takes its own Lease without a wait for the expiry.
     let own = [record("etcd-operator-shard-0", 2, Some("a"))];
     let steps = ring.steps(&own, &none, RENEWS, now);
     assert_eq!(steps, Ok(vec![(0, Step::Take)]));

@@ -93,7 +93,7 @@ fn s3_error_messages_name_endpoint_in_use() {
             &[own],
             "http://field",
         ),
-        // If the Secret contains access keys, the environment variable for the endpoint has no effect.
+        // With access keys from a Secret, the environment variable for the endpoint has no effect.
         (&keys, None, &[own], "Amazon S3"),
     ] {
         assert_eq!(shown(access, endpoint, set), expected);

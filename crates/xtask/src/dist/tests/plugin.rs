@@ -39,7 +39,7 @@ impl Files {
         serde_yaml_ng::from_str(&text).unwrap()
     }
 
-    /// Runs `krew install` with the manifest and this archive, in its own directory.
+    /// Runs `krew install` with the manifest and the file `archive`. Krew installs the plugin below `self.work`.
     fn install(&self, archive: &str) -> Result<String> {
         let mut command = Command::new(programs::krew()?);
         command

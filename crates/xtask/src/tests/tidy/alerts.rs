@@ -52,7 +52,7 @@ pub(super) fn mapping<const N: usize>(entries: [(&str, Value); N]) -> Value {
     Value::Mapping(entries.collect())
 }
 
-/// Runs promtool in this folder.
+/// Runs promtool in `folder`.
 pub(super) fn promtool(arguments: &[&str], folder: &Path) {
     let mut command = Command::new(programs::promtool().unwrap());
     shell::output(command.args(arguments).current_dir(folder)).unwrap();

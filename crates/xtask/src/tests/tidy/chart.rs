@@ -13,8 +13,8 @@ use super::alerts::recordings;
 use super::documents::anchors;
 use super::root;
 
-/// The sections of the chart values for the three operators. All have the same settings, so the README lists only
-/// those of the first section.
+/// The sections of the chart values for the three operators. All have the same settings, so the README lists only the
+/// settings of the first section.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
 /// The maximum number of characters of a default in the README's table. For a longer default, the table refers to
 /// values.yaml.
@@ -210,7 +210,8 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// The end-to-end tests render these cases. The test fails if no case sets a chart value.
+/// The end-to-end tests render the cases in `e2e/fixtures/chart/values.yaml`. This test fails for each chart value that
+/// no case sets.
 #[test]
 fn rendered_test_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));

@@ -22,7 +22,7 @@ const FOLDER: &str = "charts/etcd-operator/dashboards";
 const RATE_INTERVAL: &str = "__rate_interval";
 /// Suffixes of the series of a histogram.
 const HISTOGRAM: [&str; 3] = ["_bucket", "_count", "_sum"];
-/// Metrics that etcd serves only if the cluster has other members. The end-to-end tests query them.
+/// Metrics that etcd serves only in a cluster with several members. The end-to-end tests query them.
 const ONLY_WITH_PEERS: [&str; 1] = ["etcd_network_peer_round_trip_time_seconds"];
 
 /// A dashboard file of the chart.
@@ -96,8 +96,8 @@ fn filled(expression: &str) -> String {
     names.iter().fold(ranged, fill)
 }
 
-/// True if the dashboard defines every color of the panel. Without thresholds or mappings, Grafana shows numbers from
-/// 80 on in red. Tables show the colors of mappings only in cells of the type `color-text`.
+/// True if the dashboard defines every color of the panel. Without thresholds or mappings, Grafana shows numbers of 80
+/// or more in red. Tables show the colors of mappings only in cells of the type `color-text`.
 fn has_colors(panel: &Json) -> bool {
     let defaults = &panel["fieldConfig"]["defaults"];
     if panel["type"] == "stat" {

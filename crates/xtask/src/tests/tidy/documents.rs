@@ -294,7 +294,8 @@ fn reasons_of_problems_are_documented() {
     }
 }
 
-/// The reasons in one list, such as `PROBLEMS`, of the cluster operator's `reason.rs`. `text` is that file.
+/// The reasons in one list, such as `PROBLEMS`, of the cluster operator's `reason.rs`. `text` is the content of
+/// `reason.rs`.
 fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
     let rest = text.split_once(&format!("\n    {list} {{\n"));
     let list = rest.and_then(|(_, rest)| rest.split_once('}'));

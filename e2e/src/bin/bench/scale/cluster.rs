@@ -1,5 +1,5 @@
 //! The state of one simulated etcd cluster. The members share this state instead of using Raft. A change takes effect
-//! at once if a quorum runs, and is refused otherwise.
+//! at once if a quorum runs. Without a quorum, the change is refused.
 //!
 //! The conditions for adding, removing and promoting members are those of etcd's server (`mayAddMember`,
 //! `mayRemoveMember`, `mayPromoteMember`).

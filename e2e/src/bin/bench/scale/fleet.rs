@@ -207,7 +207,7 @@ fn answer(
     if is_learner && method != "Maintenance/Status" {
         return Ok(Answer::Refused(Refusal::NotForLearner));
     }
-    // A member answers these calls without a quorum. All other calls need one.
+    // A member answers these calls without a quorum. All other calls need a quorum.
     let local = [
         "Maintenance/Status",
         "Maintenance/HashKV",

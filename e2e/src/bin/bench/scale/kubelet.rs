@@ -1,5 +1,5 @@
-//! One kubelet for all simulated nodes. It assigns an IP address to each scheduled pod, starts its simulated etcd, and
-//! reports the status of the pod.
+//! One kubelet for all simulated nodes. It assigns an IP address to each scheduled pod, starts the simulated etcd of
+//! the pod, and reports the status of the pod.
 //!
 //! A pod is ready while its etcd runs and its cluster has a quorum, like a real member with its readiness probe. Pods
 //! start without delay, because the benchmark does not measure the start of containers.
@@ -129,7 +129,7 @@ impl Kubelet {
         }
     }
 
-    /// Starts, restarts or stops etcd according to the pod.
+    /// Starts etcd in a new pod, restarts etcd after a change of its image, and stops etcd in a terminating pod.
     fn apply(&self, pod: &Pod) {
         let (uid, image) = (pod.uid().unwrap_or_default(), image_of(pod));
         let mut state = self.state();
@@ -218,8 +218,8 @@ impl Kubelet {
         }
     }
 
-    /// The status reports to send now. A pod has at most one report in flight, because a later report must not be
-    /// overtaken.
+    /// The status reports to send now. A pod has at most one report in flight, because an older report must not
+    /// overwrite a newer report.
     fn due(&self) -> Vec<(String, Report, Value)> {
         let changes = self.fleet.take_changes();
         let mut state = self.state();

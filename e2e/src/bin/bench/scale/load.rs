@@ -108,7 +108,7 @@ impl Load {
             .await
     }
 
-    /// Creates an additional cluster. `value` is the label [`CHANGE`] of its pods.
+    /// Creates an additional cluster. Its pods have the label [`CHANGE`] with the value `value`.
     pub(super) async fn create_another(&self, nth: usize, value: &str) -> Result<()> {
         self.create_one(self.clusters + nth, Some(value)).await
     }
@@ -286,7 +286,8 @@ fn stripped(mut object: Value) -> Value {
         metadata.retain(|key, _| ["name", "namespace", "labels", "annotations"].contains(&&**key));
     }
     if let Some(spec) = object["spec"].as_object_mut() {
-        // A headless Service has the address "None", which its creator sets, so this value stays.
+        // The creator of a headless Service sets the address "None", so this value is kept. The API server assigns all
+        // other addresses.
         let is_set = |value: &Value| value == "None" || *value == json!(["None"]);
         spec.retain(|key, value| match key.as_str() {
             "nodeName" => false,

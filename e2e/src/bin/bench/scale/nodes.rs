@@ -26,8 +26,8 @@ const LEASES: &str = "kube-node-lease";
 const RENEWAL: Duration = Duration::from_secs(6);
 /// Maximum number of pods on each node: the kubelet's default.
 const PODS: usize = 110;
-/// The percentage of a node's pod capacity that the benchmark plans to use. The rest is a reserve, because the
-/// scheduler does not fill all nodes equally.
+/// The percentage of a node's pod capacity that the benchmark plans to use. The capacity above this percentage is a
+/// reserve, because the scheduler does not fill all nodes equally.
 const FILL: usize = 60;
 /// Number of zones.
 pub(super) const ZONES: usize = 3;

@@ -19,9 +19,9 @@ use tokio::time::{sleep, timeout};
 
 /// The namespace of the operator's Lease.
 pub(super) const NAMESPACE: &str = "scale-operator";
-/// The metrics port of the process with index 0. Each other process adds its index.
+/// The metrics port of the process with index 0. The port of each process is this port plus the index of the process.
 const FIRST_PORT: u16 = 18_080;
-/// Time limit until a process that was started works.
+/// Time limit until a started process is ready, until the processes hold all shards, and until the queue is empty.
 pub(super) const START: Duration = Duration::from_mins(2);
 /// Time limit for the process to exit after SIGTERM. It exceeds the time that the operator waits for its reconciles.
 const STOP: Duration = Duration::from_secs(40);

@@ -8,7 +8,7 @@ use e2e::wait::Poll;
 
 use super::operator::{Operator, START, Usage};
 
-/// The processes of the operator. Without shards, one of them is the leader, and the others are on standby.
+/// The processes of the operator. Without shards, one process is the leader, and all other processes are on standby.
 pub(super) struct Replicas {
     program: PathBuf,
     shards: u16,
@@ -41,7 +41,8 @@ impl Replicas {
         Operator::start(&self.program, index, self.shards)
     }
 
-    /// Removes the process that was started first. It continues to run.
+    /// Removes the process that was started first from the list of processes, and returns it. The process continues to
+    /// run.
     pub(super) fn take_first(&mut self) -> Result<Operator> {
         let exists = !self.processes.is_empty();
         let first = exists.then(|| self.processes.remove(0));

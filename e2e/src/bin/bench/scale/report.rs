@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Number of rows for API requests, and of rows for etcd calls, in the table of a scenario. The table shows the most
-/// frequent ones. The JSON file has all.
+/// frequent requests and calls. The JSON file contains all requests and calls.
 const SHOWN: usize = 6;
 
 /// A measured value of a scenario.

@@ -18,10 +18,10 @@ use super::report::{Figure, Measured};
 use super::subject::Subject;
 use crate::stats::quantile;
 
-/// The pause after a scenario. The operator completes remaining work in this time, so that the next measurement
-/// excludes this work.
+/// The pause after a scenario. The operator completes the work of the scenario in this time, so that the next
+/// measurement excludes this work.
 pub(super) const SETTLE: Duration = Duration::from_secs(20);
-/// Number of clusters that a scenario changes to test whether the operator manages clusters again.
+/// Number of clusters that a scenario changes, to test whether the operator manages clusters after an interruption.
 const PROBES: usize = 20;
 /// Time limit until a change reaches the pods.
 const EFFECT: Duration = Duration::from_mins(5);
@@ -182,8 +182,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Records a scenario after which the operator must manage clusters again. Records two durations after `since`:
-    /// until the last time in `effects`, and until the operator's queue is empty.
+    /// Records a scenario that interrupts the operator, such as a restart. Adds two durations since `since`: until the
+    /// last time in `effects`, and until the operator's queue is empty.
     pub(super) async fn record_duty(
         &mut self,
         scenario: &'static str,

@@ -190,8 +190,8 @@ impl Run<'_> {
         Ok(operator)
     }
 
-    /// A new replica starts, and the first replica shuts down. Without shards, the new replica is a standby, which
-    /// becomes the leader.
+    /// A new replica starts, and the first replica shuts down. Without shards, the new replica is on standby until the
+    /// first replica shuts down. It then becomes the leader.
     async fn handed_over(&mut self, mut operator: Replicas, load: &Load) -> Result<Replicas> {
         println!("handed over");
         operator.add()?;

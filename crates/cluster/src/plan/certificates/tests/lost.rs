@@ -212,8 +212,7 @@ fn authority_missing_in_its_own_trust_bundle_is_added() {
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
-/// Other software has replaced the certificate and the CA in the Secret of a member. The operator does not trust that
-/// CA.
+/// Other software replaced the certificate and the CA in a member's Secret. The operator does not trust that CA.
 #[test]
 fn foreign_certificate_is_replaced_and_its_issuer_not_trusted() {
     let mut story = Story::formed(true);
@@ -271,7 +270,7 @@ fn lost_certificate_is_reissued_at_once_if_authority_exists() {
     assert_eq!((story.count(issues), story.outdated()), (1, 0));
 }
 
-/// The operator has no certificate that members accept, and no member has a certificate that the other members accept.
+/// Until they are restarted, the members reject the operator's new certificate, and would reject new peer certificates.
 #[test]
 fn invariant_20_loss_of_all_secrets_restarts_members_one_by_one() {
     let mut story = Story::formed(true);

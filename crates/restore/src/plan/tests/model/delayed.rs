@@ -82,7 +82,8 @@ impl World {
         }
     }
 
-    /// True if the cluster still needs a pod of the seed. A pod without a volume is needed only while old members run.
+    /// True if the cluster still needs a pod of the seed. After the cutover, a pod without a volume is needed only
+    /// until all old members are deleted.
     fn needs_seed(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
         let stopped = now.old.iter().all(|old| *old == OldMember::Deleted);
         self.durable || !then.has_cut_over() || !stopped

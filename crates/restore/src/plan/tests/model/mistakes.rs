@@ -31,7 +31,8 @@ pub(super) enum Mistake {
     WaitsForStorage,
 }
 
-/// Random steps, which include changes by users if `people` is true. About every sixth step is from `more`.
+/// Random steps, which include changes by users if `people` is true. A step from `more` precedes about every sixth
+/// step.
 pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
@@ -66,7 +67,7 @@ pub(super) fn around() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
-/// Steps in which the second process executes an action long after it has planned it.
+/// Steps in which the second process executes an action long after its observation.
 fn long_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
@@ -77,8 +78,8 @@ fn long_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps in which the second process executes an action soon after it has planned it. The cluster operator writes
-/// nothing meanwhile.
+/// Steps in which the second process executes an action soon after its observation. The cluster operator writes nothing
+/// between the observation and the action.
 fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
     (15..50_usize, others).prop_map(|(before, others)| {
@@ -215,9 +216,9 @@ proptest! {
         }
     }
 
-    /// Invariant 11: an action long after the handover does no harm, although clients have written to the cluster.
+    /// Invariant 11: a delayed action does no harm, even if clients have written to the cluster before the action.
     #[test]
-    fn invariant_11_action_sent_long_after_planning_does_no_harm(
+    fn invariant_11_action_from_old_observation_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,

@@ -11,7 +11,7 @@ use crate::scale::cluster::tests::start;
 
 const FIRST: [&str; 3] = ["a", "b", "c"];
 
-/// A simulator whose members have the IP addresses 127.0.0.2, 127.0.0.3 and so on, with the operators' etcd client.
+/// A simulator whose members have loopback IP addresses such as 127.0.0.2, and the operators' etcd client.
 struct Simulator {
     fleet: Arc<Fleet>,
     port: u16,
@@ -81,8 +81,8 @@ async fn etcd_client_reads_simulated_cluster_and_removes_member() {
         client.hash(&urls[1], status.revision).await.unwrap(),
     ];
     assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
-    // Member c stops, and the client removes it from the member list. The simulator then refuses a new member,
-    // because the remaining members must first have been connected for five seconds.
+    // Member c stops, and the client removes it from the member list. The simulator then refuses a new member, because
+    // members a and b must first have been connected for five seconds.
     simulator.stop(4);
     let gone = client.status(&urls[2]).await.unwrap_err();
     assert!(matches!(gone, Error::Unreachable(_)), "{gone}");

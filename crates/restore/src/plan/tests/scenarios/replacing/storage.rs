@@ -1,4 +1,4 @@
-//! Tests of a restore in place without storage for its seed. It is abandoned only before the cutover.
+//! Tests of a restore in place without storage for its seed. The restore is abandoned only before the cutover.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

@@ -309,7 +309,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
     );
 }
 
-/// A suspended operator process may create the pod with a backup from before the recorded one.
+/// A suspended operator process may create the pod with an earlier backup than the recorded backup.
 #[test]
 fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
@@ -394,7 +394,7 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // If a user has removed the lock, the restore sets it again.
+    // If a user has removed the lock, the restore sets the lock again.
     check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
