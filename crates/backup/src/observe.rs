@@ -152,7 +152,7 @@ async fn for_transfer(
         // Only the backup pod can read the volume. The operator reads the Secrets before it creates the pod, to report
         // errors in the Secrets early.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
-        cluster::client(context, backup).await?;
+        Box::pin(cluster::client(context, backup)).await?;
         site::encryption_key(&context.client, backup).await?;
         return Ok(Read {
             destination: Destination::Free,
@@ -187,7 +187,7 @@ async fn for_transfer(
     };
     drop(slot);
     let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
-    let etcd = cluster::client(context, backup).await?;
+    let etcd = Box::pin(cluster::client(context, backup)).await?;
     let encryption = site::encryption_key(&context.client, backup).await?;
     Ok(Read {
         destination: Destination::Free,

@@ -96,6 +96,7 @@ impl TlsMode {
 
 /// The next step toward the TLS settings of the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant)] // A reconcile has one value.
 pub enum Next {
     /// No step is needed: members start with the settings of the spec, or with equivalent settings.
     There,

@@ -414,17 +414,17 @@ async fn page(
     (client, member, side): (&EtcdClient, &str, Side),
     range: &KeyRange,
     revision: i64,
-    size: &mut PageSize,
+    keys: &mut PageSize,
 ) -> Result<Option<KeyPage>, Failure> {
     loop {
-        match client.page(member, range, revision, size.0).await {
+        match client.page(member, range, revision, keys.0).await {
             Ok(page) => {
-                size.read(&page);
+                keys.read(&page);
                 return Ok(Some(page));
             }
             Err(PageError::Compacted) => return Ok(None),
-            Err(PageError::TooLarge | PageError::Failed(Error::Timeout(_))) if size.0 > 1 => {
-                size.0 = (size.0 / 4).max(1);
+            Err(PageError::TooLarge | PageError::Failed(Error::Timeout(_))) if keys.0 > 1 => {
+                keys.0 = (keys.0 / 4).max(1);
             }
             Err(error) => return Err(Failure::of_page(side, error)),
         }

@@ -111,12 +111,13 @@ impl Tasks {
         }
         let work = async move {
             let run = async {
-                let held = match at_once {
-                    Some(held) => held,
-                    None => tokio::select! {
+                let held = if let Some(held) = at_once {
+                    held
+                } else {
+                    tokio::select! {
                         held = slot => held,
                         () = stopped.cancelled() => return,
-                    },
+                    }
                 };
                 task.run().await;
                 drop(held);

@@ -15,9 +15,11 @@ pub struct Clients<C: ?Sized = dyn Etcd> {
     plain: Arc<C>,
     create: fn(EtcdClient) -> Arc<C>,
     deadlines: Deadlines,
-    /// The clients by the UID of the EtcdCluster and the token of the etcd cluster.
-    kept: Mutex<HashMap<(String, Option<String>), Kept<C>>>,
+    kept: Mutex<HashMap<Key, Kept<C>>>,
 }
+
+/// The UID of the EtcdCluster and the token of the etcd cluster.
+type Key = (String, Option<String>);
 
 struct Kept<C: ?Sized> {
     access: Access,

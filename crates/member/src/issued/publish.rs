@@ -178,7 +178,7 @@ impl<'a> Scope<'a> {
     fn is_trusted(&self, source: &Held) -> bool {
         let mut published = self.targets().flat_map(|target| target.trusts.keys());
         let is_only = published.all(|identity| source.trusts.contains_key(identity));
-        let trusts = |started: &Option<&BTreeSet<String>>| match started {
+        let trusts = |started: Option<&BTreeSet<String>>| match started {
             // A member without TLS in this scope has no CAs.
             Some(all) => {
                 all.is_empty() || source.trusts.keys().all(|identity| all.contains(identity))
@@ -188,7 +188,7 @@ impl<'a> Scope<'a> {
             // the member, and then knows its CAs.
             None => is_only,
         };
-        self.started.iter().all(trusts)
+        self.started.iter().copied().all(trusts)
     }
 
     /// True if the published Secret gets the certificate in the Secret of cert-manager.
