@@ -1,4 +1,5 @@
-//! All pods or containers of a cluster fail at the same time. The members restart with their data, if it still exists.
+//! All pods or containers of a cluster fail at the same time. The members restart with their data,
+//! unless the data was in the deleted pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -16,8 +17,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // Both kinds of deletion are tested, because in a graceful deletion the leader first transfers its
-        // leadership, and members wait for their clients.
+        // The test deletes the pods immediately, and then gracefully. In a graceful deletion, the leader has time to
+        // transfer its leadership, and members wait for their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -34,7 +35,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data of a member is in its pod, so it survives if only the containers are killed.
+/// Without a volume, the data of a member is in its pod, so the data survives if only the containers are
+/// killed.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -93,8 +95,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until new, ready pods have replaced all pods in `before`. Polls the pods instead of the status, because the
-/// status may change back to its old value between two polls.
+/// Waits until new, ready pods have replaced all pods in `before`. Polls the pods and not the EtcdCluster, because the
+/// EtcdCluster's status may change and change back between two polls.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {
@@ -146,7 +148,7 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Waits until the containers of all these pods have restarted.
+/// Waits until the containers of all pods in `before` have restarted.
 pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     until("the containers have restarted", DEADLINE, async || {
         for old in before {

@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until the operator has deleted all backup pods, which it does when their work is complete.
+/// Waits until no backup pod exists. The operator deletes each backup pod when its work is complete.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {
@@ -116,7 +116,7 @@ async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&all.join("---\n")).await.map(drop)
 }
 
-/// The condition contains the message of the kubelet. Deleting the EtcdBackup also deletes the backup pod.
+/// The EtcdBackup `stuck` reports the mount error of the kubelet. Deleting the EtcdBackup also deletes the backup pod.
 async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
     let message = ["spec.pvc.claimName", "FailedMount"];
     await_waiting(sandbox, "stuck", "PodNotStarting", &message).await?;
@@ -154,8 +154,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // After the first backup, one or two backups may exist, and after each later backup exactly two. The test
-        // polls, because `status.backups` is corrected only after a retry if a deletion fails.
+        // At the first location that the test sees, one or two backups exist. Afterwards `maxBackups` keeps exactly
+        // two. If a deletion fails, `status.backups` lists more until the retry, so the test polls.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {

@@ -88,7 +88,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest. Names that do not have the format of v1beta2 are skipped.
+/// The names of the backups of `path` that have a manifest. Names without the prefix `{path}_v` are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -146,10 +146,10 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// Makes backups every five seconds, and restarts the operator during this time.
+/// Makes a backup every five seconds, and restarts the operator after the third backup.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // The last key has the form of a backup by coreos/etcd-operator, so retention must delete this object.
+    // The key `etcd_v9_...` has the form of a backup by coreos/etcd-operator, so retention must delete this object.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -263,7 +263,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
 }
 
 /// A stored backup is deleted with its EtcdBackup only if `deletionPolicy` is Delete. A finalizer of
-/// coreos/etcd-operator does not delay the deletion.
+/// coreos/etcd-operator does not delay the deletion of an EtcdBackup.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -347,7 +347,7 @@ async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Each Job creates one EtcdBackup, which completes. The CronJob creates some Jobs, and the user creates one. The
-/// ServiceAccount of the CronJob has no other permissions.
+/// ServiceAccount of the CronJob may only create EtcdBackups.
 async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;

@@ -1,5 +1,5 @@
-//! Backups to every kind of store except S3, which has its own tests, and restores from them. The Secrets have the
-//! format of v1beta2.
+//! Backups to GCS, ABS, OSS and a local volume, and restores from all of these except the local volume. S3 has its own
+//! tests. The Secrets have the format of v1beta2.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Lines under `spec`. Without a policy, the key of the backup is the path. With a policy, the key also contains the
-/// revision. The backup with the policy is compressed.
+/// The names of two EtcdBackups, and their additional lines under `spec`. `once` stores its backup under its path.
+/// `again` has a policy, so its key contains the path and the revision, and its backup is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -115,7 +115,8 @@ async fn every_store_type_saves_and_restores_backups() {
     .await;
 }
 
-/// Backs up the cluster to all stores concurrently, and ensures that each status has the size of the backup.
+/// Backs up the cluster to all stores concurrently, and ensures that each status has the location and the
+/// size of the backup.
 async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
@@ -145,7 +146,7 @@ async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the newest backup of each store concurrently. Each new cluster has the name of its store.
+/// Restores the backup `again` of each readable store, all concurrently. Each new cluster has the name of its store.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

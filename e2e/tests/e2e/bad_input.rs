@@ -1,5 +1,5 @@
-//! Invalid objects are rejected by the schema, or reported by a condition and an Event. They do not affect other
-//! objects. `api_rules.rs` tests all rules of the schema.
+//! Invalid objects are rejected by the schema, or reported by a condition and an Event. Invalid objects do not affect
+//! other objects. `api_rules.rs` tests all rules of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -136,8 +136,8 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // The cluster `unreal` has a version without an image. The user corrects it, as the message of the condition
-        // recommends.
+        // The cluster `unreal` has a version without an image. The user corrects the version, as the message of the
+        // condition recommends.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -265,7 +265,7 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The template of `older` has an older etcd version than the manifest of the backup, and the older etcd could not
+    // The template of `older` names an older etcd version than the manifest of the backup. The older etcd could not
     // read the backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -298,8 +298,8 @@ async fn running_cluster_is_unchanged(
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The backup `newer` gets a manifest with a newer etcd version than the running cluster, whose etcd could not
-    // read such a backup.
+    // The manifest of the backup `newer` names a newer etcd version than the version of the running cluster. The older
+    // etcd of the cluster could not read such a backup.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");

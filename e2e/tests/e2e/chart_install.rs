@@ -1,5 +1,5 @@
 //! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after
-//! the uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
+//! the uninstall. The EtcdCluster is `example-etcd-cluster.yaml` of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
@@ -66,7 +66,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
         "etcdclusters.etcd.database.coreos.com",
         false,
     ),
-    // The restore operator deletes failed seeds, and the members that a restore in place replaces.
+    // The restore operator deletes the PVCs of failed seeds, and of the members that a restore in place replaces.
     (
         "etcd-restore-operator",
         "delete",
@@ -120,7 +120,7 @@ async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operators().await
 }
 
-/// Runs the example of v0.9.4 with another version, because the nodes do not have its old image.
+/// Runs the example of v0.9.4. The test changes the etcd version, because the nodes do not have the image of 3.2.13.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts the version 3.2.13, and the operator must report it as untested.
+    // The schema accepts the version 3.2.13, and the operator must report it in a condition.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
