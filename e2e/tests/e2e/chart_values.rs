@@ -1,5 +1,5 @@
 //! Installs the operators with all optional objects and settings of the chart, and uses them. The testbed does not
-//! enforce NetworkPolicies, so the test only checks that they exist.
+//! enforce NetworkPolicies, so the test only checks their contents.
 
 use std::io::Write as _;
 

@@ -24,7 +24,7 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     Ok(plain.replacen(&line, &more, 1))
 }
 
-/// The example with the scope annotation, with another name and one member.
+/// The example with the scope annotation, changed to this name, one member, and the newest version on the nodes.
 fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
     let path = root().join("examples/example-etcd-cluster-annotated.yaml");
     let text = std::fs::read_to_string(path)?;
@@ -103,7 +103,8 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has permissions in every namespace, and the namespaced operator only in its own.
+/// The cluster-wide operator has permissions in every namespace. The namespaced operator has permissions only in its
+/// own namespace.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -234,8 +235,8 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The release is uninstalled too, because its ClusterRoles and admission policies are cluster-scoped and
-            // would outlive the namespace.
+            // The release of `wide` is uninstalled before its namespace is deleted, because its ClusterRoles and
+            // admission policies are cluster-scoped and would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

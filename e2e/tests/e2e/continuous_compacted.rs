@@ -26,7 +26,7 @@ mod full {
             let agent = deployment(&recording).await?;
             scale(sandbox, &agent, 0).await?;
             recording.await_agents(0).await?;
-            // Before the agent has ended, it has stored all changes that it received.
+            // Before it ends, the agent stores all changes that it has received.
             let after = recording.revision().await?;
             writer.await_more(50).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;

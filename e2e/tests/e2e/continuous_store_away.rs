@@ -47,7 +47,8 @@ mod alone {
             .await;
         }
 
-        /// Waits until the condition and an Event report the delay. `before` is a revision before the outage.
+        /// Waits until the condition `Recording` and an Event report the delay. `before` is a revision before the
+        /// outage.
         async fn delay_is_reported(
             sandbox: &Sandbox,
             recording: &Recording<'_>,
