@@ -1,5 +1,5 @@
-//! The API server creates every example, the operators accept it, and it is deleted. A quota prevents the pods of
-//! members, because all examples together would need dozens of pods.
+//! The API server creates every example, the operators accept it, and the test deletes it. A ResourceQuota prevents the
+//! pods of members, because all examples together would need dozens of pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition};

@@ -1,6 +1,7 @@
 //! Prometheus scrapes operators and members as the chart's PodMonitors describe, and evaluates the chart's rules with
-//! short times. The test causes and repairs faults, and checks that each alert fires and ends. It also runs the
-//! queries of the dashboards and the recording rules, and updates pictures and outputs in the documentation.
+//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. It checks that
+//! the queries of the dashboards and the recording rules return data. With the environment variable `UPDATE`, it
+//! replaces pictures and command outputs in the documentation.
 
 mod load;
 mod stores;
@@ -73,7 +74,7 @@ struct Monitor<'a> {
     alerts: BTreeSet<String>,
     /// The names of the chart's recording rules.
     recordings: Vec<String>,
-    /// The alerts that have fired. The value is true if the alert has also ended.
+    /// The alerts that have fired. The value is true after the alert has ended.
     fired: RefCell<BTreeMap<String, bool>>,
 }
 
@@ -115,8 +116,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and a backup of
-    /// `carts`. The alert of a lost quorum must not fire during the bootstrap.
+    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and two backups
+    /// of `carts`. The alert of a lost quorum must not fire during the bootstrap.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -258,8 +259,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Causes faults in the cluster `orders`: expiring certificates, frequent elections, a missing member, and a lost
-    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Updates the
-    /// documentation with outputs from the lost quorum.
+    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Checks or
+    /// replaces the command outputs in the documentation that show a lost quorum.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -281,7 +282,7 @@ impl<'a> Monitor<'a> {
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;
         }
-        // A client writes, because the dashboard otherwise shows no durations of commits.
+        // The test writes a key, because without writes the dashboard shows no durations of commits.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
         plugin::run(sandbox, &words).await?;
         self.fires("EtcdLeaderChangesOften", &labels).await?;
@@ -320,7 +321,7 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("orders", 3).await.map(drop)
     }
 
-    /// Sets a longer validity, and deletes the certificates, so that the operator issues new ones.
+    /// Sets a longer validity, and deletes the certificates, so that the operator issues new certificates.
     async fn renew_certificates(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let longer = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"2160h"}}}}"#;
@@ -412,8 +413,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Creates the cluster `stock`, whose client Service has another owner, and later scales it from six members to
-    /// one. Waits until the alert of each fault fires, and until it ends.
+    /// Creates the Service `stock-client` before the cluster `stock`, so that the cluster does not own its client
+    /// Service. Later scales the cluster from six members to one. Waits until the alert of each fault fires and ends.
     async fn faults_of_changed_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -500,8 +501,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupOld", &often).await
     }
 
-    /// Takes the permissions of the restore operator away, and later scales its Deployment to zero. Waits until the
-    /// alert of each fault fires, and until it ends after the repair.
+    /// Removes the permissions of the restore operator, creates an EtcdRestore that fails, and scales the Deployment of
+    /// the operator to zero. Waits until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_restore_operator(&self, path: &str) -> Result<()> {
         const OPERATOR: &str = "etcd-restore-operator";
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);

@@ -34,7 +34,7 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both clusters are healthy. Ensures that their members have the same names and IDs as before.
+    /// Waits until both clusters are healthy. Ensures that their members have the names and IDs in `self`.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;

@@ -1,5 +1,5 @@
 //! The test changes each object that the operator creates, one field at a time: it deletes, empties or replaces the
-//! field. The operator must restore the object, also while a pod is lost.
+//! field. The operator must restore the object. The test repeats some of the changes while a pod is lost.
 //!
 //! The changes are derived from the objects of the cluster. The test fails if its list of kinds lacks a kind that the
 //! operator may create.
@@ -139,7 +139,8 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: the operator restores every object. Returns the first difference, if any.
+/// Invariant 26: the operator restores every object. Returns the first difference between `before` and
+/// `now`, if any.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {
@@ -168,8 +169,9 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// The number of changes that the API server accepted, and the number that it rejected.
+    /// The number of changes that the API server accepted.
     applied: usize,
+    /// The number of changes that the API server rejected.
     rejected: usize,
 }
 
@@ -193,7 +195,7 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until all objects are as before the change.
+    /// Waits until all objects are as in `before`.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
         // The trigger makes the operator read Secrets, which it otherwise reads only once a minute.
@@ -209,7 +211,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, and waits until all objects are as before. Also deletes the pod `pod`, if set.
+    /// Makes a change, deletes the pod `pod` if it is set, and waits until all objects are as in `before`.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -316,7 +318,7 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     writer.finish("all changes").await.map(drop)
 }
 
-/// Changes the Secrets of a cluster with authentication. etcd must still accept the password.
+/// Changes the Secrets of a cluster with authentication. After each change, etcd must accept the password.
 async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     sandbox.apply(&auth::secret(PASSWORD)).await?;
