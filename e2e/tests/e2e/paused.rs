@@ -1,4 +1,4 @@
-//! `spec.paused`: the operator changes nothing, but still updates the status.
+//! `spec.paused`: the operator changes no object of the cluster, but updates the status.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};

@@ -13,7 +13,7 @@ use crate::fixtures::{cluster, may};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Upgrades the release with these values, without the restore operator, which would use CPU time.
+/// Upgrades the release with these values, and disables the restore operator, which would use CPU time.
 async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
     let values = format!("restoreOperator.enabled=false,{values}");
     let words = ["--set", values.as_str()];
