@@ -1,5 +1,5 @@
 //! The spec names another StorageClass. The operator replaces members one at a time by members with a volume of this
-//! class. During a bootstrap, the operator starts again with new members.
+//! class. If the class changes during a bootstrap, the operator repeats the bootstrap with new members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, ready_members};

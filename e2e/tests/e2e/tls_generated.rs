@@ -303,7 +303,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating operator could still renew a certificate, so the test waits until its pod is deleted.
+    // A terminating operator could renew a certificate, so the test waits until its pod is deleted.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 

@@ -1,5 +1,5 @@
 //! Clusters with TLS lose a majority. The seed of the recovery downloads the survivor's snapshot with the operator's
-//! certificate, also with authentication.
+//! certificate, even if authentication is enabled.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;

@@ -103,7 +103,7 @@ pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Re
     Authority::of(name, &certificate, &key)
 }
 
-/// Ensures that this port accepts only the client `good`.
+/// Ensures that this port accepts the client `good` and certificates of the CA `authority`, and rejects other clients.
 async fn accepts_only(
     sandbox: &Sandbox,
     (pod, port): (&str, u16),

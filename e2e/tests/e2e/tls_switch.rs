@@ -1,5 +1,5 @@
-//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, and the
-//! user changes the clients. Clients that follow this order are always served.
+//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, so that
+//! the user can change the clients. Clients that change in this time are always served.
 
 use std::time::Duration;
 
@@ -175,8 +175,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, the operator refuses to switch TLS of a running cluster, because this would lock out its
-/// clients. It still replaces lost members.
+/// Without `acceptPlaintext`, the operator refuses to switch TLS of a running cluster, because this would lock out the
+/// clients. While the operator refuses the switch, it replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -304,8 +304,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// The user requests a switch during a restore in place. The operators connect to the seed with the settings of its
-/// creation, and the switch starts after the restore. A backup does not wait for the switch.
+/// The user requests a switch during a restore in place. The operators connect to the seed with the TLS settings
+/// with which the seed was created, and the switch starts after the restore. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_but_not_for_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
