@@ -60,8 +60,8 @@ async fn killed_containers_restart_with_their_data() {
     .await;
 }
 
-/// All pods of a cluster without volumes are deleted. The status then reports the loss and names EtcdRestore as
-/// remedy.
+/// All pods of a cluster without volumes are deleted. The status reports the loss, and names an EtcdRestore as
+/// the remedy.
 #[tokio::test]
 async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
@@ -74,8 +74,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports the lost quorum without a remedy. It names the EtcdRestore only after
-                // the API server has removed the pods.
+                // The operator first reports the lost quorum without a remedy. The operator names the EtcdRestore
+                // only after the API server has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"

@@ -13,7 +13,7 @@ const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 
-/// The environment variables with the credentials, the region and the endpoint of AWS tools.
+/// The environment variables from which AWS tools read the credentials, the region and the endpoint.
 fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     vec![
         ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),

@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 const MAX_REJECTED_PER_SECOND: f64 = 30.0;
 
 /// A priority level of API Priority and Fairness that rejects requests of this sandbox's operator, except requests for
-/// its Lease. The API server still accepts one request at a time, because a level without seats runs a request if no
-/// other request runs in it.
+/// its Lease. The API server accepts only one of these requests at a time, because a level without seats runs a request
+/// only if no other request runs in this level.
 struct Limit<'a> {
     sandbox: &'a Sandbox,
     name: &'a str,

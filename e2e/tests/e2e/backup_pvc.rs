@@ -68,7 +68,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// An EtcdBackup waits for a missing PVC. While it waits, it can be deleted.
+/// An EtcdBackup waits for a missing PVC. While the EtcdBackup waits, a user can delete it.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -154,8 +154,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // At the first location that the test sees, one or two backups exist. Afterwards `maxBackups` keeps exactly
-        // two. If a deletion fails, `status.backups` lists more until the retry, so the test polls.
+        // When the test sees the first location, one or two backups exist. At each later location, exactly two exist,
+        // because of `maxBackups`. If a deletion fails, `status.backups` lists three until a retry, so the test polls.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {

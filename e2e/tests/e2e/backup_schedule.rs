@@ -17,7 +17,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
-/// The name of the CronJob in the example. Its ServiceAccount has the same name.
+/// The name of the CronJob in `examples/example-etcd-backup-cronjob.yaml`. Its ServiceAccount has the same name.
 const CRON_JOB: &str = "example-etcd-backup-cronjob";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
 /// Objects of other software whose names resemble backups of the path `etcd`. Retention must not delete them.
@@ -181,8 +181,8 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The number of backups is checked too, because the condition `RetentionApplied` may still belong to the
-            // previous backup.
+            // The number of backups is checked too, because the condition `RetentionApplied` may belong to the previous
+            // backup.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -383,7 +383,8 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 /// Retention in a bucket whose listing has several pages. Runs only with `--full`. Without `--full`, the test
-/// `retention_handles_more_than_thousand_objects` of the backup operator covers this with a real S3 server.
+/// `retention_handles_more_than_thousand_objects` of the backup operator covers such a bucket with a real S3
+/// server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};

@@ -78,7 +78,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     sandbox
         .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "succeeded"])
         .await?;
-    // The cluster must still serve clients, and the operator must delete the verification pod.
+    // The cluster must serve clients after the verification, and the operator must delete the verification pod.
     keys.fill("later/", 1, |_| ()).await?;
     let ours = ListParams::default().labels("app.kubernetes.io/name=etcd-backup-verification");
     until(

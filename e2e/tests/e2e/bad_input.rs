@@ -244,7 +244,7 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // The EtcdBackups `bucket` and `unreachable` still wait, so they have stored nothing.
+    // The EtcdBackups `bucket` and `unreachable` wait, so they must have stored nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 

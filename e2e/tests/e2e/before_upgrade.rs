@@ -1,5 +1,5 @@
 //! `spec.backup.beforeChanges`: an upgrade, a recovery, a removal of members and a restore in place wait for a backup.
-//! A condition names the reason and the remedy. The change starts after a backup that is proven to restore, or after a
+//! A condition names the reason and the remedy. Each change starts after a backup that is proven to restore, or after a
 //! waiver.
 
 use anyhow::{Context, Result, ensure};
@@ -210,7 +210,7 @@ async fn shrink_waits(sandbox: &Sandbox) -> Result<()> {
     scale_backup_operator(sandbox, 1).await
 }
 
-/// The restore locks the cluster only after a backup of its current data.
+/// The restore locks the cluster only after a backup of the cluster's current data.
 async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     let newest = keys.fill("later/", KEYS, |_| ()).await?;

@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts the version 3.2.13, and the operator must report it in a condition.
+    // The schema accepts the version 3.2.13, and the operator must report this version in a condition.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -140,7 +140,8 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of coreos/etcd-operator use two Services by name, and pods by label. All of them must exist.
+    // Clients of coreos/etcd-operator use two Services by name, and pods by label. These Services and pods must
+    // exist.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -160,8 +161,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Uninstalls the operators. The cluster still serves clients, and the CRDs and objects stay. Newly installed
-/// operators manage the cluster again.
+/// Uninstalls the operators, and installs them again. Without operators, the cluster serves clients, and the CRDs and
+/// objects stay. The new operators manage the cluster.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;

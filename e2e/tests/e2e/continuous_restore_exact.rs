@@ -1,4 +1,4 @@
-//! Restores of exact points from recorded changes: by the name of the EtcdBackup, by path, and in place. Each restored
+//! Restores of exact points from recorded changes: by the name of the EtcdBackup, and in place by path. Each restored
 //! cluster has the keys, versions, leases, revisions and hash that the recorded cluster had at the point.
 
 mod full {

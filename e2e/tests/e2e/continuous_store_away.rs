@@ -1,7 +1,7 @@
 //! The store of a continuous backup stops for a while, and clients write during the outage. The status reports the
 //! delay, and after the outage no change is missing in the store.
 
-/// The store serves the backups of all tests, so this test runs alone.
+/// The store serves the backups of all tests, so this test runs while no other test runs.
 mod alone {
     mod full {
         use anyhow::{Context, Result, ensure};

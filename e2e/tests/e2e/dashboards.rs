@@ -58,7 +58,7 @@ struct Query {
     expression: String,
 }
 
-/// Replaces Grafana's variables in an expression. `interval` is the range of rates.
+/// Replaces Grafana's variables in an expression. `interval` is the value of `$__rate_interval`.
 fn filled(sandbox: &Sandbox, cluster: &str, interval: &str, expression: &str) -> String {
     let values = [
         ("$__rate_interval", interval),
