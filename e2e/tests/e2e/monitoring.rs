@@ -55,7 +55,7 @@ const NOT_CAUSED: [(&str, &str); 2] = [
 ];
 /// Alerts that a slow disk causes.
 const SLOW_DISK: [&str; 3] = ["EtcdSlowFsync", "EtcdSlowCommit", "EtcdSlowApply"];
-/// The limit of writes per second for a slow disk.
+/// The number of writes per second to which the test limits a disk to make it slow.
 const SLOW_WRITES: u32 = 10;
 /// Number of leadership transfers within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
@@ -185,7 +185,7 @@ impl<'a> Monitor<'a> {
         .await
     }
 
-    /// Waits until the Service of the example has the metrics port of each member of `orders`.
+    /// Waits until the Service of `example-metrics-service.yaml` has the metrics port of each member of `orders`.
     async fn service_has_endpoints(&self) -> Result<()> {
         let path = root().join("examples/example-metrics-service.yaml");
         let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
@@ -233,7 +233,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until each recording rule has a value for this cluster.
+    /// Waits until each recording rule has a value for `cluster`.
     async fn recordings_have_data(&self, cluster: &str) -> Result<()> {
         let mut missing = self.recordings.clone();
         until("every recording rule has a value", DEADLINE, async || {
@@ -458,8 +458,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupUnrestorable", &proven).await
     }
 
-    /// Makes and verifies backups with a Secret whose key the store rejects. Waits until the alerts fire, and until
-    /// they end after the Secret is corrected.
+    /// Makes and verifies backups with a Secret whose credentials the store rejects. Waits until the alerts fire, and
+    /// until they end after the Secret is corrected.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         self.damages_backup(bucket).await?;
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);

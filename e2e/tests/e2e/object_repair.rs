@@ -40,7 +40,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that may change without a change of the cluster.
+/// Fields of the status that may change while the spec and the members are unchanged.
 const VOLATILE: [&str; 7] = [
     "certificates",
     "leader",
@@ -198,7 +198,7 @@ impl<'a> Table<'a> {
     /// Waits until all objects are as in `before`.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // The trigger makes the operator read Secrets, which it otherwise reads only once a minute.
+        // The trigger makes the operator read Secrets. Without a trigger, it reads Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {

@@ -64,7 +64,7 @@ async fn lives(sandbox: &Sandbox) -> Result<Lives> {
     Ok(all)
 }
 
-/// Records conditions that show that a cluster does not serve.
+/// Records conditions that show that a cluster does not serve clients.
 struct ConditionWatch {
     task: JoinHandle<()>,
     faults: Arc<Mutex<Vec<String>>>,
@@ -227,8 +227,8 @@ impl<'a> Fleet<'a> {
     }
 
     /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An
-    /// operator compares a pod with the spec before it changes labels. So when all pods have the label, each pod has
-    /// been compared, and no member may have restarted.
+    /// operator compares a pod with the spec before it changes labels. So when all pods have the label, the operator
+    /// has compared each pod. No member may have restarted.
     async fn verify(&self, env: &Env, label: &str) -> Result<()> {
         let sandbox = self.sandbox;
         await_operators(sandbox, env).await?;

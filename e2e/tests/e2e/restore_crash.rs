@@ -1,5 +1,5 @@
-//! The restore operator crashes before writes of a restore. Each process crashes before another write, and the last
-//! process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
+//! The restore operator crashes before writes of a restore. Each process crashes at a different failpoint, and the
+//! last process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
 
 use std::collections::BTreeSet;
 
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// Failpoints of the writes of a restore into a new cluster, except those that create the seed.
+/// Failpoints of the writes of a restore into a new cluster, except the writes that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -77,8 +77,8 @@ pub(crate) const SEARCH: &[&str] = &["restore-before-start-search"];
 /// deletes the pod only minutes later, to repeat the search. A crash changes nothing: the next process finds the pod.
 const UNREACHED: &[&str] = &["restore-before-end-search"];
 
-/// Sets or removes an environment variable of the operator, which restarts it. Deletes the Lease, because a crashed
-/// process does not release it.
+/// Sets or removes an environment variable of the operator, which restarts the operator. Deletes the Lease, because a
+/// crashed process does not release it.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox

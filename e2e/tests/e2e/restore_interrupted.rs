@@ -83,8 +83,8 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A second EtcdRestore can use the names of the deleted EtcdRestore and its cluster. The restored cluster stays after
-/// the second EtcdRestore has expired.
+/// Applies the manifest of the deleted EtcdRestore again. The cluster is restored, and stays after the EtcdRestore has
+/// expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,

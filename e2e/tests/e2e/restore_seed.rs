@@ -86,7 +86,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The seed of a restore in place is lost. Until the restore completes, the running cluster serves clients.
+/// The seed of a restore in place is lost. While no seed runs, the running cluster serves clients.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;

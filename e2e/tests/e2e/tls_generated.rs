@@ -1,5 +1,5 @@
-//! The operator generates certificates, renews them without restarts, and replaces them after they have expired. It
-//! rotates the CAs while clients write.
+//! The operator generates certificates, renews them without restarts, and replaces them after they have expired. The
+//! operator rotates the CAs while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;

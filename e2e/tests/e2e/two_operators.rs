@@ -104,8 +104,8 @@ pub(crate) async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Re
     .await
 }
 
-/// Waits until each member has one pod, one PVC and one Service, and only the two Services of the cluster exist besides
-/// these objects.
+/// Waits until each member has one pod, one PVC and one Service, and the cluster has two more Services. No other pods,
+/// PVCs or Services of the cluster may exist.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");

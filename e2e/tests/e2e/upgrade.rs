@@ -358,7 +358,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // The operator may have changed several members already, so the test counts them.
+    // The operator may have changed several members by now, so the test counts the changed pods.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);

@@ -136,7 +136,7 @@ async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     let kept = await_retention(sandbox).await?;
     ensure!(kept.len() == 3, "{} PVCs", kept.len());
     // With `--cascade=foreground`, the garbage collector also deletes the dependents that block the deletion of their
-    // owner. The PVCs must not be among them.
+    // owner. The PVCs must not be among these dependents.
     delete(sandbox, "--cascade=foreground").await?;
     ensure!(
         uids(&claims(sandbox).await?) == uids(&kept),
