@@ -120,7 +120,7 @@ async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-/// Ensures that the members have the same names and IDs in both statuses.
+/// Ensures that the cluster ID, and the names and IDs of the members, are the same in both statuses.
 pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let sorted = |object| {
         let mut members = members(object);

@@ -136,7 +136,7 @@ async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
     // The PVC `none` is never bound, so the backup pod of the EtcdBackup `nowhere` is never scheduled. The operator
-    // reports this after a minute. Other backups must run during this minute.
+    // reports the unscheduled pod after a minute. Other backups must run during this minute.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");

@@ -99,7 +99,7 @@ fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Ensures that the status equals the manifest of the newest backup.
+/// Ensures that the status has the revision and the SHA-256 in the manifest of the newest backup.
 async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
     let newest = location(object);
     let key = newest
@@ -122,8 +122,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster `s` has a schedule in its spec. It is created first, so that its backups are made during the
-        // other steps.
+        // The cluster `s` has a schedule in its spec. The test creates it first, so that its backups are made during
+        // the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;

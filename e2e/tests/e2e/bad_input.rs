@@ -30,7 +30,7 @@ async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> R
     }
 }
 
-/// Waits for a condition whose message contains all fragments, and for a Warning Event about the object.
+/// Waits until the conditions contain all fragments, and a Warning Event about the object exists.
 async fn await_reported(
     sandbox: &Sandbox,
     kind: Kind,
@@ -105,7 +105,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The operator must ignore the field `busyboxImage`, and report this.
+        // The operator must ignore the field `busyboxImage`, and report in a condition that it ignores this field.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
         // The Secrets of this spec do not exist. The operator must start no member, because a member without the
         // Secrets would have no TLS.
@@ -248,7 +248,7 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     ensure_backups(bucket, &["good", "one"]).await
 }
 
-/// Ensures that the bucket contains exactly these backups and their manifests.
+/// Ensures that the bucket contains exactly these backups and their manifests, and no unfinished upload.
 async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let pairs = backups
         .iter()
@@ -272,7 +272,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
     let older = restore_with(s3, "older", &older, &path, "");
 
-    // The backup `cut` is truncated. The operator must notice this before it creates a cluster.
+    // The backup `cut` is truncated. The operator must notice the missing bytes before it creates a cluster.
     let mut cut = bucket.read("good").await?;
     cut.truncate(cut.len() / 2);
     bucket.write("cut", cut).await?;

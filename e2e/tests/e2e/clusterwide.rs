@@ -1,5 +1,5 @@
 //! Cluster-wide and namespaced operators run in the same Kubernetes cluster. The scope annotation of an object selects
-//! its operators. If no operator manages an object, its status reports this.
+//! its operators. If no operator manages an object, its condition `Managed` is False.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};

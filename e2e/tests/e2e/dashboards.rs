@@ -28,7 +28,8 @@ const WITHOUT_EVENTS: [(&str, &str); 2] = [
     ),
 ];
 
-/// The value of Grafana's `$__rate_interval` in the pictures. It is short, because Prometheus scrapes every second.
+/// The value of Grafana's `$__rate_interval` in the pictures. A short value suffices, because Prometheus scrapes every
+/// second.
 const PICTURE_INTERVAL: &str = "15s";
 /// If this environment variable is set, the test replaces pictures and outputs of commands in `docs`.
 const UPDATE: &str = "UPDATE";

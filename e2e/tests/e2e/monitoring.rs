@@ -220,7 +220,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Checks that every alert has fired and ended, except those in [`NOT_CAUSED`].
+    /// Checks that every alert has fired and ended, except the alerts in [`NOT_CAUSED`].
     fn all_alerts_ended(&self) -> Result<()> {
         let fired = self.fired.borrow();
         let ended = fired.iter().filter(|(_, ended)| **ended);
@@ -276,8 +276,8 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // `survivor` is the current leader. It is the last in the list, so that no transfer has the current leader as
-        // its target.
+        // `survivor` is the current leader. The list ends with `survivor`, so that no transfer has the current leader
+        // as its target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;

@@ -230,7 +230,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ensures that [`KINDS`] has every kind that the operator may create.
+/// Ensures that [`KINDS`] has every kind that the operator may create, and that `found` has an object of each kind.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();

@@ -215,7 +215,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // The operator must refuse an approval with another cluster ID, and report this.
+    // The operator must refuse an approval with another cluster ID, and report the refusal.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -255,7 +255,7 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     is_recovered(sandbox, before, "Policy").await
 }
 
-/// The manifest of a cluster with volumes.
+/// The manifest of the cluster `c` with volumes and short times for a recovery.
 fn durable(sandbox: &Sandbox) -> Result<String> {
     let spec = format!("{DURABLE}  recovery: {{after: 5s, keepVolumes: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)

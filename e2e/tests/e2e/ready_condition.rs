@@ -133,7 +133,8 @@ impl Seen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks all states, and returns each kstatus result with the reason of `Ready`, such as `InProgress Pending`.
+    /// Checks all recorded states of the object `name`, and returns each kstatus result with the reason of `Ready`,
+    /// such as `InProgress Pending`.
     fn verify(&self, name: &str) -> Result<BTreeSet<String>> {
         let states = self.states();
         let of_object: Vec<_> = states

@@ -347,8 +347,8 @@ async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
             let resource = format!("{kind:?}").to_lowercase();
             for (part, more) in [
                 ("spec", &["--field-manager=user"][..]),
-                // The status has another field manager, because a later release may write each part of the status
-                // with a field manager for this part.
+                // The test writes the status with another field manager than the spec, because a later release may
+                // write each part of the status with a field manager for this part.
                 (
                     "status",
                     &["--subresource=status", "--field-manager=later-record"][..],
@@ -373,8 +373,8 @@ fn field_of_later_release(object: &DynamicObject) -> [Value; 2] {
     ["spec", "status"].map(|part| field(object, &format!("/{part}/{LATER}")).clone())
 }
 
-/// After the rollback, the earlier operators write the status and metadata of both objects. They must keep the field
-/// that they do not know.
+/// After the rollback, the earlier operators write the status and metadata of both objects. The earlier operators
+/// must keep the field that they do not know.
 async fn field_of_later_release_is_kept(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
         let object = sandbox.objects(kind).get(name).await?;

@@ -46,8 +46,8 @@ async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str])
     .await
 }
 
-/// Starts a restore into the new cluster `d`, whose StorageClass does not exist. The operator reports this after a
-/// minute.
+/// Starts a restore into the new cluster `d`, whose StorageClass does not exist. The operator reports the missing class
+/// after a minute.
 pub(crate) async fn restore_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,

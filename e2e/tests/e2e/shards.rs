@@ -155,7 +155,7 @@ async fn is_killed(sandbox: &Sandbox) -> Result<()> {
     await_owners(sandbox).await.map(drop)
 }
 
-/// A replica shuts down. It must release its Leases before they expire.
+/// A replica shuts down. The replica must release its Leases before they expire.
 async fn shuts_down(sandbox: &Sandbox) -> Result<()> {
     let owners = await_owners(sandbox).await?;
     let victim = owners.get("c").context("no replica has c")?;

@@ -112,8 +112,8 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// Replaces the CA in the peer Secret by a CA that no running member trusts. Ensures that the operator reports this,
-/// and restarts no member.
+/// Replaces the CA in the peer Secret by a CA that no running member trusts. Ensures that the operator reports the
+/// replaced CA, and restarts no member.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),

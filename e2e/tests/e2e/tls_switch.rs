@@ -30,9 +30,10 @@ const KEYS: usize = 50;
 /// Failpoints before the writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
+/// The beginning of a change of `spec.TLS` to generated certificates. [`switch_on`] completes the JSON object.
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
-/// With `acceptPlaintext`, members accept clients with and without TLS.
+/// A change of `spec.TLS` after which members accept clients with and without TLS.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {

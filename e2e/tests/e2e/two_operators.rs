@@ -53,7 +53,8 @@ pub(crate) fn end(lease: &Lease) -> Result<Timestamp> {
     Ok(renewed + SignedDuration::from_secs(seconds.into()))
 }
 
-/// Watches the Lease until the pod `than` no longer holds it. Returns the next holder.
+/// Watches the Lease until the pod `than` no longer holds it. Ensures that the Lease did not expire before. Returns the
+/// next holder.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
