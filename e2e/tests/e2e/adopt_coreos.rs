@@ -114,7 +114,7 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     service
 }
 
-/// A pod of the old cluster. `initial_members` are the names in `--initial-cluster`, and the last one is the member of
+/// A pod of the old cluster. `initial_members` are the names in `--initial-cluster`, and the last name is the member of
 /// this pod. A single name means that the pod bootstraps the cluster.
 fn pod(
     sandbox: &Sandbox,

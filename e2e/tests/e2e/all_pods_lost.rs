@@ -1,5 +1,5 @@
-//! All pods or containers of a cluster fail at the same time. The members restart with their data,
-//! unless the data was in the deleted pods.
+//! All pods or containers of a cluster fail at the same time. The members restart with their data, unless the data was
+//! in the deleted pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -35,8 +35,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data of a member is in its pod, so the data survives if only the containers are
-/// killed.
+/// Without a volume, the data of a member is in its pod, so the data survives if only the containers are killed.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -60,8 +59,8 @@ async fn killed_containers_restart_with_their_data() {
     .await;
 }
 
-/// All pods of a cluster without volumes are deleted. The status reports the loss, and names an EtcdRestore as
-/// the remedy.
+/// All pods of a cluster without volumes are deleted. The status reports the loss, and names an EtcdRestore as the
+/// remedy.
 #[tokio::test]
 async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
@@ -74,8 +73,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports the lost quorum without a remedy. The operator names the EtcdRestore
-                // only after the API server has removed the pods.
+                // The operator first reports the lost quorum without a remedy. The operator names the EtcdRestore only
+                // after the API server has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"

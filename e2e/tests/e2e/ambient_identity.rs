@@ -140,8 +140,8 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies an object, and waits until its status reports the rejection and the remedy. The operator checks the
-/// location before the cluster, so the cluster need not exist.
+/// Applies an object, and waits until its status reports the rejection and the remedy. The operator checks the location
+/// before the cluster, so the cluster need not exist.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;

@@ -1,5 +1,4 @@
-//! A cluster is backed up to an S3 server and deleted. A restore creates the cluster again with all keys of the
-//! backup.
+//! A cluster is backed up to an S3 server and deleted. A restore creates the cluster again with all keys of the backup.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;

@@ -104,7 +104,7 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
     let newest = location(object);
     let key = newest
         .strip_prefix(&format!("s3://{}/", bucket.name))
-        .context("in the bucket")?;
+        .context("not in the bucket")?;
     let manifest: serde_json::Value =
         serde_json::from_slice(&bucket.read(&format!("{key}{MANIFEST}")).await?)?;
     ensure!(
@@ -233,7 +233,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
     sandbox.delete_cluster("s").await?;
     await_deleted(sandbox, &["s"]).await?;
     let stored = location(&made);
-    let key = stored.strip_prefix("s3://").context("an S3 location")?;
+    let key = stored.strip_prefix("s3://").context("no S3 location")?;
     let back = restore(sandbox.env.s3()?, "back", "s", key);
     sandbox.apply(&back).await?;
     await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
@@ -383,8 +383,7 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 /// Retention in a bucket whose listing has several pages. Runs only with `--full`. Without `--full`, the test
-/// `retention_handles_more_than_thousand_objects` of the backup operator covers such a bucket with a real S3
-/// server.
+/// `retention_handles_more_than_thousand_objects` of the backup operator covers such a bucket with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};

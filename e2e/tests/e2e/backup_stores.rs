@@ -115,8 +115,8 @@ async fn gcs_abs_and_oss_save_and_restore_backups() {
     .await;
 }
 
-/// Backs up the cluster to all stores concurrently, and ensures that each status has the location and the
-/// size of the backup.
+/// Backs up the cluster to all stores concurrently, and ensures that each status has the location and the size of the
+/// backup.
 async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {

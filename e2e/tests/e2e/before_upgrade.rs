@@ -131,8 +131,8 @@ async fn upgrade_waits(sandbox: &Sandbox, (old, new): (&str, &str)) -> Result<St
     Ok(location(&backup))
 }
 
-/// A majority is lost, and the recovery is approved. The recovery waits, because the last backup is older than
-/// the loss. After a backup of the survivor, the recovery starts.
+/// A majority is lost, and the recovery is approved. The recovery waits, because the last backup is older than the
+/// loss. After a backup of the survivor, the recovery starts.
 async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let before = sandbox.await_members("c", 3).await?;

@@ -1,5 +1,5 @@
-//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after
-//! the uninstall. The EtcdCluster is `example-etcd-cluster.yaml` of coreos/etcd-operator v0.9.4.
+//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after the
+//! uninstall. The EtcdCluster is `example-etcd-cluster.yaml` of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
@@ -140,8 +140,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of coreos/etcd-operator use two Services by name, and pods by label. These Services and pods must
-    // exist.
+    // Clients of coreos/etcd-operator use two Services by name, and pods by label. These Services and pods must exist.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");

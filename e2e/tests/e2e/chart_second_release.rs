@@ -1,6 +1,6 @@
 //! A second release of the chart is installed in another namespace, without `--take-ownership` or `--force-conflicts`.
-//! The second release uses the CRDs of the first release. If these CRDs are older than the CRDs of the chart,
-//! Helm rejects the second release. The second release works after the first release is uninstalled.
+//! The second release uses the CRDs of the first release. If these CRDs are older than the CRDs of the chart, Helm
+//! rejects the second release. The second release works after the first release is uninstalled.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;

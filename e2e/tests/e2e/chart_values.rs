@@ -111,7 +111,7 @@ async fn has_objects(sandbox: &Sandbox) -> Result<()> {
             .iter()
             .map(|(key, value)| Some(format!("{key}={}", value.as_str()?)))
             .collect();
-        let labels = labels.context("labels are texts")?.join(",");
+        let labels = labels.context("a label is no text")?.join(",");
         let pods = sandbox.api::<Pod>();
         let pods = pods.list(&ListParams::default().labels(&labels)).await?;
         ensure!(

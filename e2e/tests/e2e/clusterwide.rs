@@ -62,7 +62,7 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     namespaced.await_members("own", 1).await?;
     await_managed(namespaced, "own", "True", "Namespaced").await?;
     let unmanaged = await_managed(namespaced, "handed", "False", "NotManaged").await?;
-    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    let message = condition(&unmanaged, "Managed").context("no condition")?["message"].to_string();
     ensure!(
         message.contains("--cluster-wide"),
         "the message names no remedy: {message}"
@@ -84,7 +84,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         await_managed(sandbox, "handed", "True", "ClusterWide").await?;
     }
     let unmanaged = await_managed(empty, "plain", "False", "NotManaged").await?;
-    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    let message = condition(&unmanaged, "Managed").context("no condition")?["message"].to_string();
     ensure!(
         message.contains(SCOPE),
         "the message names no remedy: {message}"
@@ -159,7 +159,7 @@ async fn have_no_access_to_other_namespaces(
         },
     )
     .await?;
-    let message = condition(&refused, "Complete").context("just seen")?["message"].to_string();
+    let message = condition(&refused, "Complete").context("no condition")?["message"].to_string();
     let remedy = format!("--etcd-endpoints={}=own-client", tenant.namespace);
     ensure!(message.contains(&remedy), "{message}");
     tenant
@@ -179,7 +179,7 @@ async fn have_no_access_to_other_namespaces(
         condition(object, "Degraded").is_some_and(|found| found["reason"] == "JoinRefused")
     })
     .await?;
-    let message = condition(&refused, "Degraded").context("just seen")?["message"].to_string();
+    let message = condition(&refused, "Degraded").context("no condition")?["message"].to_string();
     let remedy = format!("--join={}=own-client", tenant.namespace);
     ensure!(message.contains(&remedy), "{message}");
     ensure!(tenant.member_pods("joins").await?.is_empty());

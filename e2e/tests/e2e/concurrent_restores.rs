@@ -85,8 +85,8 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
     .await
 }
 
-/// Ensures that the cluster has one pod, one volume, no restore lock, and exactly the data of the backup that
-/// `winner` restored.
+/// Ensures that the cluster has one pod, one volume, no restore lock, and exactly the data of the backup that `winner`
+/// restored.
 async fn ensure_one_backup_restored(
     sandbox: &Sandbox,
     cluster: &str,

@@ -206,8 +206,8 @@ mod full {
         sandbox.delete_cluster(name).await
     }
 
-    /// A restore by path that names no Secret with keys fails. The message names the ID of a key with
-    /// which a segment is encrypted.
+    /// A restore by path that names no Secret with keys fails. The message names the ID of a key with which a segment
+    /// is encrypted.
     async fn refuses_restore_without_key(
         sandbox: &Sandbox,
         bucket: &Bucket,

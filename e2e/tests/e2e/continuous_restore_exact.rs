@@ -120,8 +120,8 @@ mod full {
         )
     }
 
-    /// Restores the latest point by the name of the EtcdBackup. The restored cluster has all revisions after the
-    /// base, so the test compares it with each of `history.states`.
+    /// Restores the latest point by the name of the EtcdBackup. The restored cluster has all revisions after the base,
+    /// so the test compares it with each of `history.states`.
     async fn latest_by_name(sandbox: &Sandbox, history: &History) -> Result<()> {
         let cluster = target(sandbox, "latest")?;
         let manifest = by_name("latest", &cluster, "{at: {latest: true}}");

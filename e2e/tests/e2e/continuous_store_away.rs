@@ -55,7 +55,7 @@ mod alone {
             before: i64,
         ) -> Result<()> {
             let object = recording.await_condition("False").await?;
-            let found = condition(&object, "Recording").context("the condition")?;
+            let found = condition(&object, "Recording").context("no condition")?;
             ensure!(found["reason"] == "RecordingDelayed", "{found}");
             let message = found["message"].as_str().unwrap_or_default();
             ensure!(message.contains("cannot be stored in s3://"), "{message}");

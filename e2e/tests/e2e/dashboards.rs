@@ -160,8 +160,8 @@ fn may_be_empty(panel: &Value) -> bool {
     metrics.any(|(metric, _)| targets.contains(metric))
 }
 
-/// Draws every dashboard with the data since `start`, and checks that no panel is empty. `cluster` is the
-/// value of the dashboards' variable `$cluster`. If [`UPDATE`] is set, replaces the pictures in `docs`.
+/// Draws every dashboard with the data since `start`, and checks that no panel is empty. `cluster` is the value of the
+/// dashboards' variable `$cluster`. If [`UPDATE`] is set, replaces the pictures in `docs`.
 pub(crate) async fn are_drawn(
     sandbox: &Sandbox,
     prometheus: &Prometheus,

@@ -133,7 +133,7 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// A foreground deletion of a cluster without volumes would delete the data before the backup.
+/// A foreground deletion of a cluster without volumes would delete the data before the backup, so a policy rejects it.
 async fn foreground_deletion_is_rejected(sandbox: &Sandbox) -> Result<()> {
     let words = ["etcdcluster", "d-backup", "--dry-run=server"];
     let foreground = [&words[..], &["--cascade=foreground"]].concat();
@@ -179,8 +179,8 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of
-/// a namespace that contains only such clusters.
+/// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of a
+/// namespace that contains only such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     // These clusters may not exist, because an earlier request of this test tries to delete all EtcdClusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
