@@ -63,7 +63,7 @@ const LEADER_MOVES: usize = 6;
 /// than three removals.
 const LARGE: usize = 6;
 
-/// The test, with its Prometheus server.
+/// The objects that the steps of the test share.
 struct Monitor<'a> {
     sandbox: &'a Sandbox,
     testbed: Testbed<'a>,
@@ -116,8 +116,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and two backups
-    /// of `carts`. The alert of a lost quorum must not fire during the bootstrap.
+    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and two backups of
+    /// `carts`. The alert of a lost quorum must not fire during the bootstrap.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -259,8 +259,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Causes faults in the cluster `orders`: expiring certificates, frequent elections, a missing member, and a lost
-    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Checks or
-    /// replaces the command outputs in the documentation that show a lost quorum.
+    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Checks or replaces the
+    /// command outputs in the documentation that show a lost quorum.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [

@@ -44,8 +44,8 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
     Ok(page.sum("process_resident_memory_bytes", ""))
 }
 
-/// Sends a signal to the processes of all members. After SIGSTOP, the processes keep their connections but do
-/// not respond.
+/// Sends a signal to the processes of all members. After SIGSTOP, the processes keep their connections but do not
+/// respond.
 async fn signal_members(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

@@ -139,8 +139,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: the operator restores every object. Returns the first difference between `before` and
-/// `now`, if any.
+/// Invariant 26: the operator restores every object. Returns the first difference between `before` and `now`, if any.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {

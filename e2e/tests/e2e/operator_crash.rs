@@ -1,8 +1,8 @@
 //! The operator crashes before a write, and the next process continues.
 //!
-//! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By
-//! default, the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The
-//! model test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any two writes.
+//! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By default,
+//! the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The model
+//! test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any two writes.
 
 mod full;
 
@@ -343,8 +343,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Crashes the operator while clusters form, and returns the names of the clusters except `c`. Creates a new cluster
-/// if all existing clusters have passed the failpoint.
+/// Crashes the operator while clusters form, and returns the names of the clusters except `c`. Creates a new cluster if
+/// all existing clusters have passed the failpoint.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());

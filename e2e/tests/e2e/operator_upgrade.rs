@@ -1,8 +1,7 @@
-//! A newer operator replaces the running operator without a restart of members. `two_operators.rs` calls this
-//! function.
+//! A newer operator replaces the running operator without a restart of members. `two_operators.rs` calls this function.
 //!
-//! The test creates pods as another release of the operator might have created them: with other probes and
-//! environment variables, but with annotations that record the same spec.
+//! The test creates pods as another release of the operator might have created them: with other probes and environment
+//! variables, but with annotations that record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;

@@ -24,7 +24,7 @@ fn ensure_live(view: &Value, members: usize) -> Result<()> {
         view["source"] == "members",
         "the view does not come from the members: {view}"
     );
-    let answers = view["members"].as_array().context("members")?;
+    let answers = view["members"].as_array().context("no members")?;
     let live = answers
         .iter()
         .filter(|one| one["healthy"] == true && one["term"].is_u64());

@@ -184,8 +184,8 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Members without volumes lose their data with their pods. The first recovery starts after an approval, and the
-/// second by the policy.
+/// Members without volumes lose their data with their pods. The first recovery starts after an approval, and the second
+/// by the policy.
 #[tokio::test]
 async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {

@@ -226,9 +226,9 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An
-    /// operator compares a pod with the spec before it changes labels. So when all pods have the label, the operator
-    /// has compared each pod. No member may have restarted.
+    /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An operator
+    /// compares a pod with the spec before it changes labels. So when all pods have the label, the operator has
+    /// compared each pod. No member may have restarted.
     async fn verify(&self, env: &Env, label: &str) -> Result<()> {
         let sandbox = self.sandbox;
         await_operators(sandbox, env).await?;
@@ -373,8 +373,8 @@ fn field_of_later_release(object: &DynamicObject) -> [Value; 2] {
     ["spec", "status"].map(|part| field(object, &format!("/{part}/{LATER}")).clone())
 }
 
-/// After the rollback, the earlier operators write the status and metadata of both objects. The earlier operators
-/// must keep the field that they do not know.
+/// After the rollback, the earlier operators write the status and metadata of both objects. The earlier operators must
+/// keep the field that they do not know.
 async fn field_of_later_release_is_kept(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
         let object = sandbox.objects(kind).get(name).await?;

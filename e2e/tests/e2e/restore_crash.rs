@@ -1,5 +1,5 @@
-//! The restore operator crashes before writes of a restore. Each process crashes at a different failpoint, and the
-//! last process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
+//! The restore operator crashes before writes of a restore. Each process crashes at a different failpoint, and the last
+//! process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
 
 use std::collections::BTreeSet;
 

@@ -93,8 +93,8 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the status describes the restored cluster, and no restore lock exists. After a restore, the
-/// status describes the old cluster until the operator reconciles the EtcdCluster.
+/// Waits until the status describes the restored cluster, and no restore lock exists. After a restore, the status
+/// describes the old cluster until the operator reconciles the EtcdCluster.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
@@ -285,7 +285,7 @@ async fn old_volumes_expire(
         old.is_empty().then_some(())
     })
     .await
-    .context("the old volumes are deleted")?;
+    .context("wait for the deletion of old volumes")?;
     ensure!(
         early.is_empty(),
         "volumes were deleted before {until}: {early:?}"

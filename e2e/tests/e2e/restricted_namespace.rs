@@ -66,7 +66,7 @@ async fn all_pods_meet_restricted_profile() {
         let labels = namespace
             .metadata
             .labels
-            .context("the namespace has labels")?;
+            .context("the namespace has no labels")?;
         let enforced = labels.get("pod-security.kubernetes.io/enforce");
         ensure!(enforced.is_some_and(|level| level == "restricted"));
 

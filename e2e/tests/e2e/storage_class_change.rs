@@ -25,7 +25,7 @@ pub(crate) async fn with_class(
     let standard = classes
         .get("standard")
         .await
-        .context("the default StorageClass of the testbed")?;
+        .context("read the default StorageClass of the testbed")?;
     let name = format!("{name}-{}", sandbox.namespace);
     let class: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": name},

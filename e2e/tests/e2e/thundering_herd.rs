@@ -1,5 +1,5 @@
-//! 200 clusters wait for a node. The operator reconciles all clusters, and a change of a user does not wait
-//! until the operator has checked all other clusters.
+//! 200 clusters wait for a node. The operator reconciles all clusters, and a change of a user does not wait until the
+//! operator has checked all other clusters.
 
 /// 200 clusters would slow down other tests, so this test runs while no other test runs.
 mod alone {
@@ -215,8 +215,8 @@ mod alone {
             .await
         }
 
-        /// Some users correct their specs. The members of these clusters start while all other waiting
-        /// clusters wait for a node.
+        /// Some users correct their specs. The members of these clusters start while all other waiting clusters wait
+        /// for a node.
         async fn some_are_corrected(sandbox: &Sandbox) -> Result<()> {
             let corrected = [0, WAITING / 2, WAITING - 1].map(waiting);
             for name in &corrected {

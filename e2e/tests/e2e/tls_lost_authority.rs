@@ -204,8 +204,8 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20: members and clients can connect in each step. The tests in `full`, the unit tests and the model
-/// test cover all changes of all CAs.
+/// Invariant 20: members and clients can connect in each step. The tests in `full`, the unit tests and the model test
+/// cover all changes of all CAs.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {

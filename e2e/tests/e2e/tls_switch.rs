@@ -1,5 +1,5 @@
-//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, so that
-//! the user can change the clients. Clients that change in this time are always served.
+//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, so that the
+//! user can change the clients. Clients that change in this time are always served.
 
 use std::time::Duration;
 
@@ -305,8 +305,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// The user requests a switch during a restore in place. The operators connect to the seed with the TLS settings
-/// with which the seed was created, and the switch starts after the restore. A backup does not wait for the switch.
+/// The user requests a switch during a restore in place. The operators connect to the seed with the TLS settings with
+/// which the seed was created, and the switch starts after the restore. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_but_not_for_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {

@@ -197,8 +197,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted since the upgrade to 3.6, so the Raft log contains requests of the
-        // API v2.
+        // Invariant 29: no member has restarted since the upgrade to 3.6, so the Raft log contains requests of the API
+        // v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;

@@ -85,8 +85,8 @@ async fn keep(sandbox: &Sandbox, volume: &str, policy: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the PVC and creates it again on its volume, as a user does after the deletion of the namespace. The new
-/// PVC has another UID. Returns the name of the volume.
+/// Deletes the PVC and creates it again on its volume, as a user does after the deletion of the namespace. The new PVC
+/// has another UID. Returns the name of the volume.
 async fn create_again(sandbox: &Sandbox, claim: &PersistentVolumeClaim) -> Result<String> {
     let api = sandbox.api::<PersistentVolumeClaim>();
     let name = claim.name_any();
@@ -217,9 +217,9 @@ mod full {
         .await;
     }
 
-    /// A tool prunes the EtcdCluster by mistake. The same manifest is applied again at once, while the old pods
-    /// exist. The CA of the peer certificates is generated, and it is deleted with the old EtcdCluster, so the new
-    /// EtcdCluster has another CA.
+    /// A tool prunes the EtcdCluster by mistake. The same manifest is applied again at once, while the old pods exist.
+    /// The CA of the peer certificates is generated, and it is deleted with the old EtcdCluster, so the new EtcdCluster
+    /// has another CA.
     #[tokio::test]
     async fn gitops_prune_and_apply_keep_members_and_volumes() {
         cluster_scenario("gitops_prune", async |sandbox| {
