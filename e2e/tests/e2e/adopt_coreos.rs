@@ -241,8 +241,8 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Creates all objects of the old cluster, and waits until its members are ready.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The namespace gets the privileged Pod Security Standard, because the old pods have no security context, which
-    // the restricted standard forbids.
+    // The namespace gets the privileged Pod Security Standard, because the old pods lack security settings that the
+    // restricted standard requires.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[

@@ -12,8 +12,9 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// The names of two EtcdBackups, and their additional lines under `spec`. `once` stores its backup under its path.
-/// `again` has a policy, so its key contains the path and the revision, and its backup is compressed.
+/// The ends of the names of two EtcdBackups for each store, and their additional lines under `spec`. `once` stores its
+/// backup under its path. `again` has a policy, so its key contains the path and the revision. Its backup is
+/// compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -146,7 +147,8 @@ async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the backup `again` of each readable store, all concurrently. Each new cluster has the name of its store.
+/// Restores the backup of the EtcdBackup `{store}-again` of each readable store, all concurrently. Each new cluster has
+/// the name of its store.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

@@ -80,7 +80,8 @@ mod full {
         await_object(&backups, "rec", what, DEADLINE, holds).await
     }
 
-    /// Records the cluster, and returns the directory of the recorded changes as BUCKET/PATH.
+    /// Starts to record the cluster, and waits until all changes are stored. Returns the directory of the recorded
+    /// changes as BUCKET/PATH.
     async fn record(sandbox: &Sandbox, bucket: &Bucket, key: &str) -> Result<String> {
         apply(sandbox, bucket, key).await?;
         let what = "all changes are stored";

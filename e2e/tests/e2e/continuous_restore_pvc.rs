@@ -45,7 +45,8 @@ mod full {
         await_object(&backups, "rec", what, DEADLINE, holds).await
     }
 
-    /// Records the changes of the cluster on the PVC, and returns their path on the volume.
+    /// Starts to record the cluster on the PVC, and waits until all changes are stored. Returns the path of the changes
+    /// on the volume.
     async fn record(sandbox: &Sandbox) -> Result<String> {
         let backup = pvc_backup("rec", "  continuous: {flushInterval: 500ms}\n");
         sandbox.apply(&format!("{BACKUP_PVC}---\n{backup}")).await?;

@@ -80,7 +80,8 @@ async fn gets_finalizer(sandbox: &Sandbox) -> Result<()> {
     await_finalizer(sandbox, "c").await
 }
 
-/// Deletes the EtcdCluster, waits until all its objects are deleted, and returns the location of the backup.
+/// Writes keys, deletes the EtcdCluster, and waits until its pods and PVCs are deleted. Returns the path of the backup
+/// in the Event `BackupPresent`.
 async fn is_backed_up(sandbox: &Sandbox, cascade: &str) -> Result<String> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("kept/", KEYS, |_| ()).await?;

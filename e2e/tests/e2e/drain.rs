@@ -93,8 +93,8 @@ async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<Strin
         .with_context(|| format!("no node has two members: {nodes:?}"))
 }
 
-/// Drains the node with the flags that the Kubernetes documentation recommends. `kubectl drain` retries evictions that
-/// a PodDisruptionBudget denies.
+/// Drains the node as the Kubernetes documentation describes. `kubectl drain` retries evictions that a
+/// PodDisruptionBudget denies.
 async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
     let args = ["drain", node, "--ignore-daemonsets"];
     let more = ["--delete-emptydir-data", "--timeout=300s"];

@@ -98,8 +98,8 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdRestore") => Kind::EtcdRestore,
             _ => continue,
         };
-        // The example with the scope annotation is skipped, because namespaced operators ignore it. `clusterwide.rs`
-        // tests this example.
+        // The example with the scope annotation is skipped, because namespaced operators do not manage it.
+        // `clusterwide.rs` tests this example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));

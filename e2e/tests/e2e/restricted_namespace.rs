@@ -16,7 +16,8 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Checks that every container is stricter than the standard requires. Returns the number of pods.
+/// Checks that every pod meets the restricted standard and has read-only root file systems, and that members have no
+/// API token. Returns the number of pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {

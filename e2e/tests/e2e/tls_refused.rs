@@ -1,5 +1,5 @@
-//! Every port accepts only clients with a certificate of its own CA: the peer port, for example, rejects client
-//! certificates. The port for health and metrics reveals no keys.
+//! The client port and the peer port of a member accept only clients with a certificate of the CA of this port. With
+//! generated certificates, the peer port rejects client certificates. The port for health and metrics reveals no keys.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;

@@ -373,8 +373,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different CAs, so a direct change is impossible. The cluster uses
-    /// plaintext between two switches.
+    /// Static and generated certificates have different CAs, so clients cannot use TLS while the certificates change.
+    /// During this change, members accept clients without TLS.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

@@ -208,8 +208,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     .await;
 }
 
-/// Only a few steps of this test return to an earlier version, because the kubelet delays the restart of a container
-/// whose image ran before.
+/// Only a few steps of this test return to an earlier version, to keep the test short: the kubelet delays the restart
+/// of a container whose image ran before.
 #[tokio::test]
 async fn version_change_can_be_rolled_back_or_replaced() {
     cluster_scenario("versions", async |sandbox| {
