@@ -4,11 +4,11 @@
 //! its old status, two Services, and three pods that join one by one. The pods differ from the original in these
 //! points:
 //!
-//! - Only the last pod has the init container that waits for DNS. The nodes have no busybox image, so this container
-//!   runs the etcd image with a command that exits at once.
+//! - An original pod has an init container that waits for DNS with the busybox image, which the nodes do not have.
+//!   Here, only the third pod has an init container. It runs the etcd image with a command that exits at once.
 //! - The probes call etcdctl without a shell, because the images contain no shell.
-//! - Pods with volumes run as the user of the new pods, because the volumes of the testbed ignore `fsGroup`
-//!   (`docs/adoption.md`).
+//! - Pods with volumes run as UID 65532, the user of the pods that replace them. The volumes of the testbed ignore
+//!   `fsGroup`, so a pod with another user could not read the data (`docs/adoption.md`).
 //!
 //! Unit tests cover pods with the original init container: `observe/tests/coreos.rs` in the crate `cluster`.
 
@@ -114,7 +114,7 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     service
 }
 
-/// A pod of the old cluster. `initial_members` are the names in `--initial-cluster`, and the last one is the member of
+/// A pod of the old cluster. `initial_members` are the names in `--initial-cluster`, and the last name is the member of
 /// this pod. A single name means that the pod bootstraps the cluster.
 fn pod(
     sandbox: &Sandbox,
@@ -199,9 +199,9 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the etcd container must be restarted until DNS has the name of the new member, because until
-            // then the other members reject it. The init container of the old operator waited for DNS, but the init
-            // container of this test does not.
+            // With TLS, the existing members reject a new member until DNS has its name, so etcd exits until then and
+            // must be restarted. The init container of the old operator waited for DNS, but the init container of this
+            // test does not.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -241,8 +241,8 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Creates all objects of the old cluster, and waits until its members are ready.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The namespace gets the privileged Pod Security Standard, because the old pods have no security context, which
-    // the restricted standard forbids.
+    // The namespace gets the privileged Pod Security Standard, because the old pods lack security settings that the
+    // restricted standard requires.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[

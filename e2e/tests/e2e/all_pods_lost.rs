@@ -1,4 +1,5 @@
-//! All pods or containers of a cluster fail at the same time. The members restart with their data, if it still exists.
+//! All pods or containers of a cluster fail at the same time. The members restart with their data, unless the data was
+//! in the deleted pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -16,8 +17,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // Both kinds of deletion are tested, because in a graceful deletion the leader first transfers its
-        // leadership, and members wait for their clients.
+        // The test deletes the pods immediately, and then gracefully. In a graceful deletion, the leader has time to
+        // transfer its leadership, and members wait for their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -34,7 +35,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data of a member is in its pod, so it survives if only the containers are killed.
+/// Without a volume, the data of a member is in its pod, so the data survives if only the containers are killed.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -58,7 +59,7 @@ async fn killed_containers_restart_with_their_data() {
     .await;
 }
 
-/// All pods of a cluster without volumes are deleted. The status then reports the loss and names EtcdRestore as
+/// All pods of a cluster without volumes are deleted. The status reports the loss, and names an EtcdRestore as the
 /// remedy.
 #[tokio::test]
 async fn loss_of_all_data_is_reported_without_new_bootstrap() {
@@ -72,8 +73,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports the lost quorum without a remedy. It names the EtcdRestore only after
-                // the API server has removed the pods.
+                // The operator first reports the lost quorum without a remedy. The operator names the EtcdRestore only
+                // after the API server has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
@@ -93,8 +94,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until new, ready pods have replaced all pods in `before`. Polls the pods instead of the status, because the
-/// status may change back to its old value between two polls.
+/// Waits until new, ready pods have replaced all pods in `before`. Polls the pods and not the EtcdCluster, because the
+/// EtcdCluster's status may change and change back between two polls.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {
@@ -118,7 +119,7 @@ async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-/// Ensures that the members have the same names and IDs in both statuses.
+/// Ensures that the cluster ID, and the names and IDs of the members, are the same in both statuses.
 pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let sorted = |object| {
         let mut members = members(object);
@@ -146,7 +147,7 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Waits until the containers of all these pods have restarted.
+/// Waits until the containers of all pods in `before` have restarted.
 pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     until("the containers have restarted", DEADLINE, async || {
         for old in before {

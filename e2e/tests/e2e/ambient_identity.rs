@@ -1,5 +1,6 @@
-//! An EtcdBackup or EtcdRestore without a Secret uses the operator's cloud identity. The operators allow this only in
-//! locations that an administrator has granted to its namespace. `clusterwide.rs` calls these functions.
+//! An EtcdBackup or EtcdRestore without a Secret uses the operator's cloud identity. The operators use this identity
+//! only for locations that an administrator has granted to the namespace of the object. `clusterwide.rs` calls these
+//! functions.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,7 +13,7 @@ const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 
-/// The environment variables with the credentials, the region and the endpoint of AWS tools.
+/// The environment variables from which AWS tools read the credentials, the region and the endpoint.
 fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     vec![
         ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),
@@ -31,8 +32,8 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Creates the bucket, and a grant for the namespace of `allowed`. Also gives seeds in this namespace an identity
-    /// for the bucket.
+    /// Creates the bucket, and a grant for the namespace of `allowed`. Gives the pods of seed members in this namespace
+    /// credentials for the bucket.
     pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
         let s3 = wide.env.s3()?;
         let bucket = Bucket::create(s3, &wide.namespace).await?;
@@ -89,8 +90,8 @@ pub(crate) async fn remove_policies(wide: &Sandbox, allowed: &Sandbox) -> Result
     kubectl::run(&wide.env, &words).await.map(drop)
 }
 
-/// Adds credentials to the container that downloads a backup, like the webhooks of cloud providers. A seed downloads
-/// its backup with the identity of its pod, not of the operator.
+/// The manifest of an admission policy that adds credentials to the container that downloads a backup, as the webhooks
+/// of cloud providers do. A seed member downloads its backup with the identity of its pod, not of the operator.
 fn pod_identity(s3: &S3, namespace: &str) -> String {
     let variables: Vec<String> = environment(s3)
         .iter()
@@ -139,8 +140,8 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies an object, and waits until its status reports the rejection and the remedy. The operator rejects the
-/// location first, so its cluster need not exist.
+/// Applies an object, and waits until its status reports the rejection and the remedy. The operator checks the location
+/// before the cluster, so the cluster need not exist.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
@@ -159,8 +160,8 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-/// Backs up, deletes and restores the cluster in the namespace with the grant. Ensures that the operators reject other
-/// locations, and reject the granted location in another namespace.
+/// Backs up, deletes and restores the cluster in the namespace with the grant. Ensures that the operators reject an
+/// adjacent location, and reject the granted location in another namespace.
 pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,

@@ -85,7 +85,8 @@ async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     }
 }
 
-/// The request of `kubectl create --dry-run=server`. Sending it directly saves one process per manifest.
+/// The request of `kubectl create --dry-run=server`. The test sends this request itself, which saves one kubectl
+/// process per manifest.
 fn dry_run(sandbox: &Sandbox, manifest: &str) -> Result<Request<Vec<u8>>> {
     let kind = manifest
         .lines()

@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 const MAX_REJECTED_PER_SECOND: f64 = 30.0;
 
 /// A priority level of API Priority and Fairness that rejects requests of this sandbox's operator, except requests for
-/// its Lease. The API server still accepts one request at a time, because a level without seats runs a request if no
-/// other request runs in it.
+/// its Lease. The API server accepts only one of these requests at a time, because a level without seats runs a request
+/// only if no other request runs in this level.
 struct Limit<'a> {
     sandbox: &'a Sandbox,
     name: &'a str,
@@ -126,11 +126,11 @@ async fn operator_slows_down_while_api_server_rejects_requests() {
         let before = operator(sandbox).await?;
         let limit = Limit::set(sandbox).await?;
         let outcome = requests_are_repeated_slowly(sandbox, &limit).await;
-        // The limit is also removed after a failure, because it is cluster-scoped and would outlive the namespace.
+        // The limit is removed even if the check failed, because it is cluster-scoped and would outlive the namespace.
         limit.remove().await?;
         outcome?;
         sandbox.await_members("c", 3).await?;
-        // The limit does not apply to the Lease, so the same operator process must still run.
+        // The limit does not apply to the Lease, so the operator must not have restarted.
         let after = operator(sandbox).await?;
         let restarts = |pod: &Pod| {
             let status = pod.status.iter();

@@ -57,7 +57,7 @@ async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()
     sandbox.await_members("c", size).await.map(drop)
 }
 
-/// Writes keys, and enables authentication as a user does.
+/// Writes keys, and enables authentication with an etcd client, not through the operator.
 async fn fill_and_enable_auth(sandbox: &Sandbox) -> Result<()> {
     let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     open.fill("kept/", KEYS, |_| ()).await?;
@@ -134,7 +134,7 @@ async fn password_changes_and_backup_keeps_its_own(
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
     // The Secret contains the second password, but the restored cluster has the first password. The EtcdRestore must
-    // report this.
+    // report that the passwords differ.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -150,7 +150,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // No trigger is needed, because the operator reads the changed Secret within a minute.
+    // The test does not trigger a reconcile here, because the operator reads the changed Secret within a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
@@ -170,8 +170,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// etcd keeps tokens in memory, so the operator must log in again after all members have restarted. A learner requires
-/// a token, but cannot issue one.
+/// etcd keeps login tokens in memory, so the operator must log in again after all members have restarted. A learner
+/// requires a token, but cannot issue one.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
@@ -229,7 +229,7 @@ async fn operators_log_in_if_user_manages_auth() {
     .await;
 }
 
-/// Until the user updates the Secret, the operator reports that etcd rejects its password.
+/// Until the user updates the Secret, the operator reports that etcd rejects the password in the Secret.
 async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     keys_as(sandbox, "c", FIRST)
         .await?

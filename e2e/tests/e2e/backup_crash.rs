@@ -23,8 +23,8 @@ struct Crash {
     adopted: bool,
 }
 
-/// PVC and S3 alternate, so that each process first completes a backup of one kind, and then crashes in the other
-/// kind.
+/// Backups to S3 and to a PVC alternate. After each crash, the next process completes the interrupted backup, and then
+/// crashes during a backup to the other of these two destinations.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -142,7 +142,7 @@ async fn crash_during_backup(
     })
     .await?;
     if !crash.to_pvc && !crash.adopted {
-        // `status.unfinishedAttempts` also counts the attempts of crashed processes.
+        // `status.unfinishedAttempts` must count the attempt of the crashed process.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");

@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until the operator has deleted all backup pods, which it does when their work is complete.
+/// Waits until no backup pod exists. The operator deletes each backup pod when its work is complete.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {
@@ -68,7 +68,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// An EtcdBackup waits for a missing PVC. While it waits, it can be deleted.
+/// An EtcdBackup waits for a missing PVC. While the EtcdBackup waits, a user can delete it.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -116,7 +116,7 @@ async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&all.join("---\n")).await.map(drop)
 }
 
-/// The condition contains the message of the kubelet. Deleting the EtcdBackup also deletes the backup pod.
+/// The EtcdBackup `stuck` reports the mount error of the kubelet. Deleting the EtcdBackup also deletes the backup pod.
 async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
     let message = ["spec.pvc.claimName", "FailedMount"];
     await_waiting(sandbox, "stuck", "PodNotStarting", &message).await?;
@@ -136,7 +136,7 @@ async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
     // The PVC `none` is never bound, so the backup pod of the EtcdBackup `nowhere` is never scheduled. The operator
-    // reports this after a minute. Other backups must run during this minute.
+    // reports the unscheduled pod after a minute. Other backups must run during this minute.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -154,8 +154,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // After the first backup, one or two backups may exist, and after each later backup exactly two. The test
-        // polls, because `status.backups` is corrected only after a retry if a deletion fails.
+        // When the test sees the first location, one or two backups exist. At each later location, exactly two exist,
+        // because of `maxBackups`. If a deletion fails, `status.backups` lists three until a retry, so the test polls.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {

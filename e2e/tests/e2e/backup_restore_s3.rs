@@ -1,4 +1,4 @@
-//! A cluster is backed up to an S3 server and deleted. A restore creates the cluster again with all keys.
+//! A cluster is backed up to an S3 server and deleted. A restore creates the cluster again with all keys of the backup.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -172,8 +172,8 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// Deletes the Secret for the download, and then the pod of the seed. The seed must restart with its data without a
-/// second download, so the test reads from the seed itself.
+/// Deletes the Secret for the download, and then the pod of the seed. The seed must restart with its data, and must not
+/// download the backup again. The test reads the data from the seed itself.
 async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,

@@ -17,7 +17,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
-/// The name of the CronJob in the example. Its ServiceAccount has the same name.
+/// The name of the CronJob in `examples/example-etcd-backup-cronjob.yaml`. Its ServiceAccount has the same name.
 const CRON_JOB: &str = "example-etcd-backup-cronjob";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
 /// Objects of other software whose names resemble backups of the path `etcd`. Retention must not delete them.
@@ -88,7 +88,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest. Names that do not have the format of v1beta2 are skipped.
+/// The names of the backups of `path` that have a manifest. Names without the prefix `{path}_v` are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -99,12 +99,12 @@ fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Ensures that the status equals the manifest of the newest backup.
+/// Ensures that the status has the revision and the SHA-256 in the manifest of the newest backup.
 async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
     let newest = location(object);
     let key = newest
         .strip_prefix(&format!("s3://{}/", bucket.name))
-        .context("in the bucket")?;
+        .context("not in the bucket")?;
     let manifest: serde_json::Value =
         serde_json::from_slice(&bucket.read(&format!("{key}{MANIFEST}")).await?)?;
     ensure!(
@@ -122,8 +122,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster `s` has a schedule in its spec. It is created first, so that its backups are made during the
-        // other steps.
+        // The cluster `s` has a schedule in its spec. The test creates it first, so that its backups are made during
+        // the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -146,10 +146,10 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// Makes backups every five seconds, and restarts the operator during this time.
+/// Makes a backup every five seconds, and restarts the operator after the third backup.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // The last key has the form of a backup by coreos/etcd-operator, so retention must delete this object.
+    // The key `etcd_v9_...` has the form of a backup by coreos/etcd-operator, so retention must delete this object.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -181,8 +181,8 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The number of backups is checked too, because the condition `RetentionApplied` may still belong to the
-            // previous backup.
+            // The number of backups is checked too, because the condition `RetentionApplied` may belong to the previous
+            // backup.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -233,7 +233,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
     sandbox.delete_cluster("s").await?;
     await_deleted(sandbox, &["s"]).await?;
     let stored = location(&made);
-    let key = stored.strip_prefix("s3://").context("an S3 location")?;
+    let key = stored.strip_prefix("s3://").context("no S3 location")?;
     let back = restore(sandbox.env.s3()?, "back", "s", key);
     sandbox.apply(&back).await?;
     await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
@@ -263,7 +263,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
 }
 
 /// A stored backup is deleted with its EtcdBackup only if `deletionPolicy` is Delete. A finalizer of
-/// coreos/etcd-operator does not delay the deletion.
+/// coreos/etcd-operator does not delay the deletion of an EtcdBackup.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -347,7 +347,7 @@ async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Each Job creates one EtcdBackup, which completes. The CronJob creates some Jobs, and the user creates one. The
-/// ServiceAccount of the CronJob has no other permissions.
+/// ServiceAccount of the CronJob may only create EtcdBackups.
 async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;
@@ -383,7 +383,7 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 /// Retention in a bucket whose listing has several pages. Runs only with `--full`. Without `--full`, the test
-/// `retention_handles_more_than_thousand_objects` of the backup operator covers this with a real S3 server.
+/// `retention_handles_more_than_thousand_objects` of the backup operator covers such a bucket with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};

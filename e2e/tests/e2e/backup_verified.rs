@@ -63,7 +63,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
         verified["etcdRevision"] == *field(&object, "/status/etcdRevision"),
         "{verified}"
     );
-    let found = verified["keys"].as_u64().context("the number of keys")?;
+    let found = verified["keys"].as_u64().context("no number of keys")?;
     ensure!(found >= KEYS as u64, "{verified}");
     // The backup operator counted the keys of the cluster, and the verification pod counted the keys after its
     // restore.
@@ -78,7 +78,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     sandbox
         .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "succeeded"])
         .await?;
-    // The cluster must still serve clients, and the operator must delete the verification pod.
+    // The cluster must serve clients after the verification, and the operator must delete the verification pod.
     keys.fill("later/", 1, |_| ()).await?;
     let ours = ListParams::default().labels("app.kubernetes.io/name=etcd-backup-verification");
     until(
@@ -110,7 +110,7 @@ async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) ->
     bucket.write(KEY, damaged).await?;
     verify(sandbox, "{}").await?;
     let object = await_verified(sandbox, "damaged", "False").await?;
-    let found = condition(&object, "Verified").context("the condition")?;
+    let found = condition(&object, "Verified").context("no condition")?;
     ensure!(found["reason"] == "VerificationFailed", "{found}");
     let message = found["message"].as_str().unwrap_or_default();
     ensure!(message.contains("cannot be restored"), "{message}");

@@ -1,5 +1,5 @@
-//! Invalid objects are rejected by the schema, or reported by a condition and an Event. They do not affect other
-//! objects. `api_rules.rs` tests all rules of the schema.
+//! Invalid objects are rejected by the schema, or reported by a condition and an Event. Invalid objects do not affect
+//! other objects. `api_rules.rs` tests all rules of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -30,7 +30,7 @@ async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> R
     }
 }
 
-/// Waits for a condition whose message contains all fragments, and for a Warning Event about the object.
+/// Waits until the conditions contain all fragments, and a Warning Event about the object exists.
 async fn await_reported(
     sandbox: &Sandbox,
     kind: Kind,
@@ -105,7 +105,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The operator must ignore the field `busyboxImage`, and report this.
+        // The operator must ignore the field `busyboxImage`, and report in a condition that it ignores this field.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
         // The Secrets of this spec do not exist. The operator must start no member, because a member without the
         // Secrets would have no TLS.
@@ -136,8 +136,8 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // The cluster `unreal` has a version without an image. The user corrects it, as the message of the condition
-        // recommends.
+        // The cluster `unreal` has a version without an image. The user corrects the version, as the message of the
+        // condition recommends.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -244,11 +244,11 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // The EtcdBackups `bucket` and `unreachable` still wait, so they have stored nothing.
+    // The EtcdBackups `bucket` and `unreachable` wait, so they must have stored nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 
-/// Ensures that the bucket contains exactly these backups and their manifests.
+/// Ensures that the bucket contains exactly these backups and their manifests, and no unfinished upload.
 async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let pairs = backups
         .iter()
@@ -265,14 +265,14 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The template of `older` has an older etcd version than the manifest of the backup, and the older etcd could not
+    // The template of `older` names an older etcd version than the manifest of the backup. The older etcd could not
     // read the backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
     let older = restore_with(s3, "older", &older, &path, "");
 
-    // The backup `cut` is truncated. The operator must notice this before it creates a cluster.
+    // The backup `cut` is truncated. The operator must notice the missing bytes before it creates a cluster.
     let mut cut = bucket.read("good").await?;
     cut.truncate(cut.len() / 2);
     bucket.write("cut", cut).await?;
@@ -298,8 +298,8 @@ async fn running_cluster_is_unchanged(
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The backup `newer` gets a manifest with a newer etcd version than the running cluster, whose etcd could not
-    // read such a backup.
+    // The manifest of the backup `newer` names a newer etcd version than the version of the running cluster. The older
+    // etcd of the cluster could not read such a backup.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");

@@ -1,5 +1,5 @@
 //! `spec.backup.beforeChanges`: an upgrade, a recovery, a removal of members and a restore in place wait for a backup.
-//! A condition names the reason and the remedy. The change starts after a backup that is proven to restore, or after a
+//! A condition names the reason and the remedy. Each change starts after a backup that is proven to restore, or after a
 //! waiver.
 
 use anyhow::{Context, Result, ensure};
@@ -24,7 +24,7 @@ pub(crate) const CRASHES: &[&str] = &["before-record-before-change"];
 const KEYS: usize = 100;
 
 /// The manifest of a cluster that makes no backup by itself, because its backups are suspended and its schedule is
-/// yearly. So each change needs its own backup.
+/// yearly. Each change needs a new backup, because `beforeChangesMaxAge` is 0.
 fn guarded(sandbox: &Sandbox, bucket: &Bucket, version: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let backup = format!(
@@ -55,7 +55,7 @@ pub(crate) async fn await_message(
     message(&object).context(what)
 }
 
-/// Runs the command in the message that waives the backup.
+/// Runs the command in `message` that waives the backup.
 pub(crate) async fn waive(sandbox: &Sandbox, message: &str) -> Result<()> {
     let mut commands = message.split('`').skip(1).step_by(2);
     let command = commands.find(|command| command.contains("skip-backup="));
@@ -65,7 +65,8 @@ pub(crate) async fn waive(sandbox: &Sandbox, message: &str) -> Result<()> {
     kubectl::run(&sandbox.env, &words[1..]).await.map(drop)
 }
 
-/// Makes a backup with the command from the messages, and returns the EtcdBackup after its verification.
+/// Makes a backup with `kubectl etcd backup`, which the messages recommend. Returns the EtcdBackup after its
+/// verification.
 async fn back_up(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     plugin::run(sandbox, &["backup", "c", "--name", name, "--yes"]).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -130,8 +131,8 @@ async fn upgrade_waits(sandbox: &Sandbox, (old, new): (&str, &str)) -> Result<St
     Ok(location(&backup))
 }
 
-/// A majority is lost, and the recovery is approved. It waits, because the last backup is older than the loss, and
-/// starts after a backup of the survivor.
+/// A majority is lost, and the recovery is approved. The recovery waits, because the last backup is older than the
+/// loss. After a backup of the survivor, the recovery starts.
 async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let before = sandbox.await_members("c", 3).await?;
@@ -209,7 +210,7 @@ async fn shrink_waits(sandbox: &Sandbox) -> Result<()> {
     scale_backup_operator(sandbox, 1).await
 }
 
-/// The restore locks the cluster only after a backup of its current data.
+/// The restore locks the cluster only after a backup of the cluster's current data.
 async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     let newest = keys.fill("later/", KEYS, |_| ()).await?;
@@ -248,8 +249,8 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
 #[tokio::test]
 async fn changes_wait_for_backup_or_waiver() {
     scenario("before_upgrade", async |sandbox| {
-        // `old` is the newest 3.5 release, because the verification needs an image with etcdutl, which the older 3.5
-        // release on the nodes does not have.
+        // `old` is the newest 3.5 release on the nodes, because the verification needs an image with etcdutl. The image
+        // of the older 3.5 release on the nodes has no etcdutl.
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;

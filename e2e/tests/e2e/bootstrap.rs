@@ -119,8 +119,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. Then the PVC of the first member
-/// is deleted, and the operator replaces this member while clients are served.
+/// `bootstrap: Seed`: one member forms the cluster, and two more members join as learners. Then the PVC of the first
+/// member is deleted, and the operator replaces this member while clients are served.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;

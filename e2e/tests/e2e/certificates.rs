@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 /// The interval at which [`until_with_reads`] makes the operator and the kubelets read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// The pause between two polls. It is longer than usual, because each poll starts several processes.
+/// The additional pause of [`until_with_reads`] between two polls, because each poll starts several processes.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Lines under `spec` that enable TLS with static Secrets, for members and clients.
@@ -21,7 +21,7 @@ pub(crate) const STATIC: &str = "  TLS:
       operatorSecret: operator
 ";
 
-/// The DNS names that v1beta2 requires in certificates: the names of the pods and of the client Service.
+/// The DNS names that v1beta2 requires in certificates: the names of the pods and of the client Service, and localhost.
 pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
     vec![
@@ -91,7 +91,7 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
 }
 
 /// Like [`until`], but makes the operator and the kubelets read the Secrets of the cluster `c` every few seconds.
-/// Without this, they read them once a minute.
+/// Without these triggers, the operator and the kubelets read the Secrets once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -113,7 +113,7 @@ pub(crate) async fn until_with_reads<T>(
     .await
 }
 
-/// Deletes the pod of one of three members, scales the cluster to five members, and scales it to three again.
+/// Deletes the pod of one of three members, scales the cluster to five members, and then back to three.
 pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {

@@ -1,5 +1,5 @@
-//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after
-//! the uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
+//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, minimal permissions, and objects that stay after the
+//! uninstall. The EtcdCluster is `example-etcd-cluster.yaml` of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
@@ -66,7 +66,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
         "etcdclusters.etcd.database.coreos.com",
         false,
     ),
-    // The restore operator deletes failed seeds, and the members that a restore in place replaces.
+    // The restore operator deletes the PVCs of failed seeds, and of the members that a restore in place replaces.
     (
         "etcd-restore-operator",
         "delete",
@@ -120,7 +120,7 @@ async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operators().await
 }
 
-/// Runs the example of v0.9.4 with another version, because the nodes do not have its old image.
+/// Runs the example of v0.9.4. The test changes the etcd version, because the nodes do not have the image of 3.2.13.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts the version 3.2.13, and the operator must report it as untested.
+    // The schema accepts the version 3.2.13, and the operator must report this version in a condition.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -140,7 +140,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of coreos/etcd-operator use two Services by name, and pods by label. All of them must exist.
+    // Clients of coreos/etcd-operator use two Services by name, and pods by label. These Services and pods must exist.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -160,8 +160,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Uninstalls the operators. The cluster still serves clients, and the CRDs and objects stay. Newly installed
-/// operators manage the cluster again.
+/// Uninstalls the operators, and installs them again. Without operators, the cluster serves clients, and the CRDs and
+/// objects stay. The new operators manage the cluster.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::fixtures::root;
 
-/// A case of the fixture: values and the expected result.
+/// A case in `e2e/fixtures/chart/values.yaml`: values and the expected result.
 #[derive(Deserialize)]
 struct Case {
     #[serde(rename = "case")]

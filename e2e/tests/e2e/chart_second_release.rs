@@ -1,5 +1,6 @@
-//! A second release of the chart is installed in another namespace, without special flags. It changes the CRDs only if
-//! they are older than its own. It still works after the first release is uninstalled.
+//! A second release of the chart is installed in another namespace, without `--take-ownership` or `--force-conflicts`.
+//! The second release uses the CRDs of the first release. If these CRDs are older than the CRDs of the chart, Helm
+//! rejects the second release. The second release works after the first release is uninstalled.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -67,14 +68,14 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Each release can still be upgraded.
+    // While the two releases share the CRDs, each of them can be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
 }
 
-/// If the installed CRDs are older, Helm rejects the second release. The message names the first release, which owns
-/// the CRDs and must be upgraded first.
+/// If the installed CRDs are older than the CRDs of the chart, Helm rejects the second release. The message names the
+/// first release, which owns the CRDs and must be upgraded before the second release.
 async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     let older = "app.kubernetes.io/version=0.0.1";
     let words = ["label", "crd", CRDS[0], older, "--overwrite"];
@@ -113,7 +114,8 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// The test runs in a module `alone`, because it changes the owner of the CRDs, on which other tests depend.
+/// The test runner runs a test in a module `alone` while no other test runs. This test changes the owner of the CRDs,
+/// on which other tests depend.
 mod alone {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{Sandbox, chart};
@@ -128,8 +130,8 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
-            // The second release is uninstalled too, because its ClusterRoles are cluster-scoped and would outlive
-            // the namespace.
+            // The second release is uninstalled before its namespace is deleted, because its ClusterRoles are
+            // cluster-scoped and would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
             let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;

@@ -1,5 +1,5 @@
 //! Installs the operators with all optional objects and settings of the chart, and uses them. The testbed does not
-//! enforce NetworkPolicies, so the test only checks that they exist.
+//! enforce NetworkPolicies, so the test only checks their contents.
 
 use std::io::Write as _;
 
@@ -111,7 +111,7 @@ async fn has_objects(sandbox: &Sandbox) -> Result<()> {
             .iter()
             .map(|(key, value)| Some(format!("{key}={}", value.as_str()?)))
             .collect();
-        let labels = labels.context("labels are texts")?.join(",");
+        let labels = labels.context("a label is no text")?.join(",");
         let pods = sandbox.api::<Pod>();
         let pods = pods.list(&ListParams::default().labels(&labels)).await?;
         ensure!(

@@ -1,5 +1,5 @@
 //! Cluster-wide and namespaced operators run in the same Kubernetes cluster. The scope annotation of an object selects
-//! its operators. If no operator manages an object, its status reports this.
+//! its operators. If no operator manages an object, its condition `Managed` is False.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};
@@ -24,7 +24,7 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     Ok(plain.replacen(&line, &more, 1))
 }
 
-/// The example with the scope annotation, with another name and one member.
+/// The example with the scope annotation, changed to this name, one member, and the newest version on the nodes.
 fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
     let path = root().join("examples/example-etcd-cluster-annotated.yaml");
     let text = std::fs::read_to_string(path)?;
@@ -62,7 +62,7 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     namespaced.await_members("own", 1).await?;
     await_managed(namespaced, "own", "True", "Namespaced").await?;
     let unmanaged = await_managed(namespaced, "handed", "False", "NotManaged").await?;
-    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    let message = condition(&unmanaged, "Managed").context("no condition")?["message"].to_string();
     ensure!(
         message.contains("--cluster-wide"),
         "the message names no remedy: {message}"
@@ -84,7 +84,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         await_managed(sandbox, "handed", "True", "ClusterWide").await?;
     }
     let unmanaged = await_managed(empty, "plain", "False", "NotManaged").await?;
-    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    let message = condition(&unmanaged, "Managed").context("no condition")?["message"].to_string();
     ensure!(
         message.contains(SCOPE),
         "the message names no remedy: {message}"
@@ -103,7 +103,8 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has permissions in every namespace, and the namespaced operator only in its own.
+/// The cluster-wide operator has permissions in every namespace. The namespaced operator has permissions only in its
+/// own namespace.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -158,7 +159,7 @@ async fn have_no_access_to_other_namespaces(
         },
     )
     .await?;
-    let message = condition(&refused, "Complete").context("just seen")?["message"].to_string();
+    let message = condition(&refused, "Complete").context("no condition")?["message"].to_string();
     let remedy = format!("--etcd-endpoints={}=own-client", tenant.namespace);
     ensure!(message.contains(&remedy), "{message}");
     tenant
@@ -178,7 +179,7 @@ async fn have_no_access_to_other_namespaces(
         condition(object, "Degraded").is_some_and(|found| found["reason"] == "JoinRefused")
     })
     .await?;
-    let message = condition(&refused, "Degraded").context("just seen")?["message"].to_string();
+    let message = condition(&refused, "Degraded").context("no condition")?["message"].to_string();
     let remedy = format!("--join={}=own-client", tenant.namespace);
     ensure!(message.contains(&remedy), "{message}");
     ensure!(tenant.member_pods("joins").await?.is_empty());
@@ -234,8 +235,8 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The release is uninstalled too, because its ClusterRoles and admission policies are cluster-scoped and
-            // would outlive the namespace.
+            // The release of `wide` is uninstalled before its namespace is deleted, because its ClusterRoles and
+            // admission policies are cluster-scoped and would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

@@ -85,7 +85,8 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
     .await
 }
 
-/// Ensures that the cluster has one pod, one volume, no restore lock, and exactly the data of the winner's backup.
+/// Ensures that the cluster has one pod, one volume, no restore lock, and exactly the data of the backup that `winner`
+/// restored.
 async fn ensure_one_backup_restored(
     sandbox: &Sandbox,
     cluster: &str,
@@ -136,7 +137,7 @@ async fn ensure_one_backup_restored(
     Ok(is)
 }
 
-/// One of two EtcdRestores creates the cluster, and the operator rejects the other.
+/// One of two EtcdRestores creates the cluster, and the operator rejects the other EtcdRestore.
 pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let [early, late] = restore_both(sandbox, sources, "new", "f", "").await?;
     let is_complete = |object: &DynamicObject| has_condition(object, "Complete", "True");
@@ -164,8 +165,8 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // Both restores complete if the second starts after the first is complete. The sort puts the second restore last,
-    // because the second restore determines the data of the cluster.
+    // Both restores complete if one starts after the other is complete. The later restore determines the data of the
+    // cluster. The sort puts it last: it replaced the cluster of the earlier restore, not the cluster in `before`.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

@@ -26,7 +26,7 @@ mod full {
             let agent = deployment(&recording).await?;
             scale(sandbox, &agent, 0).await?;
             recording.await_agents(0).await?;
-            // Before the agent has ended, it has stored all changes that it received.
+            // Before it ends, the agent stores all changes that it has received.
             let after = recording.revision().await?;
             writer.await_more(50).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
@@ -61,7 +61,7 @@ mod full {
         let pod = agents.first().context("no agent")?.name_any();
         // The name of the pod consists of the name of the Deployment and two suffixes: one from the Deployment, and one
         // from the ReplicaSet.
-        let name = pod.rsplitn(3, '-').nth(2).context("the Deployment")?;
+        let name = pod.rsplitn(3, '-').nth(2).context("no suffixes")?;
         Ok(format!("deployment/{name}"))
     }
 
@@ -92,11 +92,11 @@ mod full {
             "{continuous}, {after} is stored"
         );
         ensure!(gap["clusterChanged"] != true, "{continuous}");
-        let until = gap["untilRevision"].as_i64().context("untilRevision")?;
+        let until = gap["untilRevision"].as_i64().context("no untilRevision")?;
         ensure!(until >= compacted, "{continuous}, {compacted} is compacted");
         ensure!(continuous["base"]["revision"] == until, "{continuous}");
         ensure!(continuous["bases"] == 2, "{continuous}");
-        let found = condition(&object, "Recording").context("the condition")?;
+        let found = condition(&object, "Recording").context("no condition")?;
         let message = found["message"].as_str().unwrap_or_default();
         ensure!(
             message.contains("number of gaps in the store: 1"),

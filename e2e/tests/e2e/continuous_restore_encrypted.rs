@@ -1,5 +1,5 @@
-//! Restores of exact points from encrypted changes, before and after a change of the key. The stored objects reveal no
-//! data.
+//! Restores of exact points from encrypted changes, before and after a change of the encryption key. The stored objects
+//! reveal no data.
 
 mod full {
     use std::collections::BTreeSet;
@@ -22,9 +22,9 @@ mod full {
     const MARK: &str = "a recorded value that must not occur in the store";
     const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     const NEW_KEY: &str = "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=";
-    /// The ID of the old key.
+    /// The ID of `OLD_KEY`.
     const OLD_ID: [u8; 8] = [0xa6, 0x2e, 0x0f, 0x77, 0x53, 0xa4, 0xdf, 0x18];
-    /// The first bytes of an encrypted object. The ID of the key follows.
+    /// The first bytes of an encrypted object. The ID of the encryption key follows them.
     const MAGIC: &[u8] = b"EtcdEnc1";
 
     #[tokio::test]
@@ -80,7 +80,8 @@ mod full {
         await_object(&backups, "rec", what, DEADLINE, holds).await
     }
 
-    /// Records the cluster, and returns the directory of the recorded changes, as a path with the bucket.
+    /// Starts to record the cluster, and waits until all changes are stored. Returns the directory of the recorded
+    /// changes as BUCKET/PATH.
     async fn record(sandbox: &Sandbox, bucket: &Bucket, key: &str) -> Result<String> {
         apply(sandbox, bucket, key).await?;
         let what = "all changes are stored";
@@ -107,8 +108,8 @@ mod full {
         Ok(state)
     }
 
-    /// Selects a key that the Secret does not contain. The agent records with the old key, and the condition and an
-    /// Event name the problem.
+    /// Selects a key that the Secret does not contain. The agent continues to record with the old key. The condition
+    /// `Recording` and an Event name the missing key.
     async fn missing_key_is_reported(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         apply(sandbox, bucket, "2027").await?;
         let what = "the message names the missing key";
@@ -126,7 +127,7 @@ mod full {
         sandbox.await_event(Kind::EtcdBackup, "rec", &words).await
     }
 
-    /// Adds the key to the Secret, and writes until a segment has the new key.
+    /// Adds the missing key to the Secret, and writes until a segment is encrypted with this key.
     async fn use_new_key(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Result<()> {
         let both = secret(&[("2026", OLD_KEY), ("2027", NEW_KEY)]);
         sandbox.apply(&both).await?;
@@ -151,7 +152,7 @@ mod full {
         Ok(listed.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// The IDs of the keys of all segments. Only the first and the last segments are read.
+    /// The IDs of the keys with which the first and the last segments are encrypted.
     async fn key_ids(bucket: &Bucket) -> Result<BTreeSet<Vec<u8>>> {
         let mut segments = recorded(bucket).await?;
         segments.retain(|key| key.ends_with(".segment"));
@@ -194,7 +195,7 @@ mod full {
         ))
     }
 
-    /// Restores a point by the name of the EtcdBackup, and compares the cluster with this state.
+    /// Restores a point by the name of the EtcdBackup, and compares the restored cluster with `state`.
     async fn restore(sandbox: &Sandbox, name: &str, at: &str, state: &StoreState) -> Result<()> {
         let cluster = target(sandbox, name)?;
         let manifest = format!(
@@ -206,7 +207,8 @@ mod full {
         sandbox.delete_cluster(name).await
     }
 
-    /// The message names the ID of the key that the restore lacks first.
+    /// A restore by path that names no Secret with keys fails. The message names the ID of a key with which a segment
+    /// is encrypted.
     async fn refuses_restore_without_key(
         sandbox: &Sandbox,
         bucket: &Bucket,

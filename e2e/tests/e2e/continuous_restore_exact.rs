@@ -1,5 +1,5 @@
-//! Restores of exact points from recorded changes: by the name of the EtcdBackup, by path, and in place. Each restored
-//! cluster has the keys, versions, leases, revisions and hash of the recorded cluster at this point.
+//! Restores of exact points from recorded changes: by the name of the EtcdBackup, and in place by path. Each restored
+//! cluster has the keys, versions, leases, revisions and hash that the recorded cluster had at the point.
 
 mod full {
     use std::time::Duration;
@@ -21,7 +21,7 @@ mod full {
     /// The recorded history of a cluster.
     struct History {
         keys: Keyspace,
-        /// The directory of the recorded changes, as a path with the bucket.
+        /// The directory of the recorded changes, as BUCKET/PATH.
         path: String,
         /// The state at `early_time`.
         early: StoreState,
@@ -120,8 +120,8 @@ mod full {
         )
     }
 
-    /// Restores the latest point by the name of the EtcdBackup. The restored cluster has the history after the base, so
-    /// it can be compared at each revision.
+    /// Restores the latest point by the name of the EtcdBackup. The restored cluster has all revisions after the base,
+    /// so the test compares it with each of `history.states`.
     async fn latest_by_name(sandbox: &Sandbox, history: &History) -> Result<()> {
         let cluster = target(sandbox, "latest")?;
         let manifest = by_name("latest", &cluster, "{at: {latest: true}}");

@@ -1,5 +1,5 @@
-//! Restores of exact points from changes on a PersistentVolumeClaim: a dry run with a crash of the operator, a new
-//! cluster, a point that is not recorded, and in place by path.
+//! Restores of exact points from changes on a PersistentVolumeClaim: a dry run during which the operator crashes, a
+//! restore into a new cluster, and a restore in place by path. A restore of a point that is not recorded fails.
 
 mod full {
     use anyhow::{Context, Result, ensure};
@@ -45,7 +45,8 @@ mod full {
         await_object(&backups, "rec", what, DEADLINE, holds).await
     }
 
-    /// Records the cluster to the PVC, and returns the path of the recorded changes on the volume.
+    /// Starts to record the cluster on the PVC, and waits until all changes are stored. Returns the path of the changes
+    /// on the volume.
     async fn record(sandbox: &Sandbox) -> Result<String> {
         let backup = pvc_backup("rec", "  continuous: {flushInterval: 500ms}\n");
         sandbox.apply(&format!("{BACKUP_PVC}---\n{backup}")).await?;
@@ -74,7 +75,7 @@ mod full {
         Ok(state)
     }
 
-    /// The manifest of an EtcdRestore into a new cluster with the same name.
+    /// The manifest of an EtcdRestore into a new cluster. The cluster has the name of the EtcdRestore.
     fn restore(sandbox: &Sandbox, name: &str, continuous: &str) -> Result<String> {
         let version = newest_version(&sandbox.env)?;
         Ok(format!(

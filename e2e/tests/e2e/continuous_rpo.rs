@@ -59,8 +59,8 @@ mod full {
         .await;
     }
 
-    /// Kills all members and the agent at once, and compares the store with the acknowledged writes. Then waits until
-    /// the cluster and the agent continue.
+    /// Kills all members and the agent at the same time, and compares the store with the acknowledged writes. Then
+    /// waits until the cluster and the agent run again.
     async fn kill(
         sandbox: &Sandbox,
         testbed: &Testbed<'_>,

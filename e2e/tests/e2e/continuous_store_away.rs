@@ -1,7 +1,7 @@
 //! The store of a continuous backup stops for a while, and clients write during the outage. The status reports the
 //! delay, and after the outage no change is missing in the store.
 
-/// The store serves the backups of all tests, so this test runs alone.
+/// The store serves the backups of all tests, so this test runs while no other test runs.
 mod alone {
     mod full {
         use anyhow::{Context, Result, ensure};
@@ -47,14 +47,15 @@ mod alone {
             .await;
         }
 
-        /// Waits until the condition and an Event report the delay. `before` is a revision before the outage.
+        /// Waits until the condition `Recording` and an Event report the delay. `before` is a revision before the
+        /// outage.
         async fn delay_is_reported(
             sandbox: &Sandbox,
             recording: &Recording<'_>,
             before: i64,
         ) -> Result<()> {
             let object = recording.await_condition("False").await?;
-            let found = condition(&object, "Recording").context("the condition")?;
+            let found = condition(&object, "Recording").context("no condition")?;
             ensure!(found["reason"] == "RecordingDelayed", "{found}");
             let message = found["message"].as_str().unwrap_or_default();
             ensure!(message.contains("cannot be stored in s3://"), "{message}");

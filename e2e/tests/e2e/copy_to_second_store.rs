@@ -1,6 +1,6 @@
-//! Each backup is copied to a second store. A failed copy leaves the backup complete, and is repeated without a new
-//! snapshot. A restore uses the copy if the first store cannot be read. This test runs only with `--full`, because it
-//! takes more than a minute.
+//! Each backup is copied to a second store. If a copy fails, the backup is complete nevertheless, and the operator
+//! repeats only the copy. A restore uses the copy if the first store cannot be read. This test runs only with `--full`,
+//! because it takes more than a minute.
 
 mod full {
     use anyhow::{Context, Result, ensure};
@@ -120,7 +120,7 @@ mod full {
             .count()
     }
 
-    /// The first store keeps all backups of a series, and the second store keeps only the newest.
+    /// The first store keeps all backups of a series, and the second store keeps only the newest copy.
     async fn retention_is_separate(
         sandbox: &Sandbox,
         first: &Bucket,

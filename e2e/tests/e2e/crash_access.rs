@@ -27,7 +27,7 @@ const ROTATION: &[&str] = &[
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The failpoint before the write that adds a CA again after its trust bundle was lost.
+/// The failpoint before the operator adds the CAs of running members to a trust bundle that was lost.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
 /// The failpoint before the write that adds a missing label to a Secret.
 const UNLABELED: &[&str] = &["before-mark-secret"];
@@ -35,7 +35,7 @@ const UNLABELED: &[&str] = &["before-mark-secret"];
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
 /// Failpoints before the writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The failpoint before the change of a password in etcd, after the Secret has a new password.
+/// The failpoint before the operator changes the password in etcd to the new password in the Secret.
 const PASSWORD: &[&str] = &["before-change-password"];
 /// Failpoints before the writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];

@@ -28,9 +28,10 @@ const WITHOUT_EVENTS: [(&str, &str); 2] = [
     ),
 ];
 
-/// The range of rates in the pictures. It is short, because Prometheus scrapes every second.
+/// The value of Grafana's `$__rate_interval` in the pictures. A short value suffices, because Prometheus scrapes every
+/// second.
 const PICTURE_INTERVAL: &str = "15s";
-/// If this variable is set, the test replaces pictures and outputs of commands in `docs`.
+/// If this environment variable is set, the test replaces pictures and outputs of commands in `docs`.
 const UPDATE: &str = "UPDATE";
 /// The prefix of the file names in the chart's ConfigMaps.
 const PREFIX: &str = "etcd-operator-";
@@ -53,12 +54,12 @@ impl Dashboard {
 /// A query of a panel or of a variable.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Query {
-    /// The file, and the title of the panel or the name of the variable.
+    /// The name of the dashboard, and the title of the panel or the name of the variable.
     place: String,
     expression: String,
 }
 
-/// Replaces Grafana's variables in an expression. `interval` is the range of rates.
+/// Replaces Grafana's variables in an expression. `interval` is the value of `$__rate_interval`.
 fn filled(sandbox: &Sandbox, cluster: &str, interval: &str, expression: &str) -> String {
     let values = [
         ("$__rate_interval", interval),
@@ -95,7 +96,7 @@ async fn dashboards(sandbox: &Sandbox) -> Result<Vec<Dashboard>> {
     Ok(all)
 }
 
-/// The queries of all dashboards. The range of rates is longer than the test, so that it includes all faults.
+/// The queries of all dashboards. `$__rate_interval` is longer than the test, so that the rates include all faults.
 fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result<BTreeSet<Query>> {
     let mut all = BTreeSet::new();
     let mut add = |place: String, expression: &str| {
@@ -120,7 +121,7 @@ fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result
     Ok(all)
 }
 
-/// Waits until every query returns data. Panels about members show this cluster.
+/// Waits until every query returns data. `cluster` is the value of the dashboards' variable `$cluster`.
 pub(crate) async fn have_data(
     sandbox: &Sandbox,
     prometheus: &Prometheus,
@@ -159,8 +160,8 @@ fn may_be_empty(panel: &Value) -> bool {
     metrics.any(|(metric, _)| targets.contains(metric))
 }
 
-/// Draws every dashboard with the data since `start`, and checks that no panel is empty. Panels about members show
-/// this cluster. If [`UPDATE`] is set, replaces the pictures in `docs`.
+/// Draws every dashboard with the data since `start`, and checks that no panel is empty. `cluster` is the value of the
+/// dashboards' variable `$cluster`. If [`UPDATE`] is set, replaces the pictures in `docs`.
 pub(crate) async fn are_drawn(
     sandbox: &Sandbox,
     prometheus: &Prometheus,

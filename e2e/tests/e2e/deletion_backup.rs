@@ -24,7 +24,7 @@ const POLICY: &str = "  deletionPolicy: BackupThenDelete\n";
 const KEYS: usize = 100;
 
 /// Lines under `spec` with volumes, and with backups that are made only on request, because the schedule is yearly.
-/// `more` has additional lines under `spec.backup`, or under `spec` after them.
+/// `more` has further lines: first lines under `spec.backup`, indented by four spaces, then lines under `spec`.
 fn lines(sandbox: &Sandbox, path: &str, more: &str) -> Result<String> {
     let endpoint = &sandbox.env.s3()?.endpoint;
     Ok(format!(
@@ -63,7 +63,7 @@ async fn await_deletion(sandbox: &Sandbox, name: &str) -> Result<()> {
     .await
 }
 
-/// The operator crashes before it sets the finalizer. The next process sets it.
+/// The operator crashes before it sets the finalizer. The next process sets the finalizer.
 async fn gets_finalizer(sandbox: &Sandbox) -> Result<()> {
     let mut operator = CrashingOperator {
         sandbox,
@@ -80,7 +80,8 @@ async fn gets_finalizer(sandbox: &Sandbox) -> Result<()> {
     await_finalizer(sandbox, "c").await
 }
 
-/// Deletes the EtcdCluster, waits until all its objects are deleted, and returns the location of the backup.
+/// Writes keys, deletes the EtcdCluster, and waits until its pods and PVCs are deleted. Returns the path of the backup
+/// in the Event `BackupPresent`.
 async fn is_backed_up(sandbox: &Sandbox, cascade: &str) -> Result<String> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("kept/", KEYS, |_| ()).await?;
@@ -117,7 +118,7 @@ async fn contains_all_keys(sandbox: &Sandbox, path: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The store does not exist, so the deletion waits and the member keeps running. After the waiver, the deletion
+/// The bucket does not exist, so the deletion waits and the member keeps running. After the waiver, the deletion
 /// continues.
 async fn waits_for_store_until_waived(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -142,7 +143,7 @@ async fn waits_for_store_until_waived(sandbox: &Sandbox) -> Result<()> {
     let request = field(&waiting, "/status/backupRequest/message");
     let text = request.as_str().unwrap_or_default();
     ensure!(text.contains("does not exist"), "{request}");
-    // The operator still heals the cluster, because the backup needs its data.
+    // While the deletion waits, the operator heals the cluster, because the backup needs the data.
     let pods = sandbox.member_pods("w").await?;
     let [pod] = &pods[..] else {
         anyhow::bail!("{} pods", pods.len());
@@ -193,8 +194,8 @@ async fn deletion_waits_for_verified_backup_or_waiver() {
 mod full {
     use super::*;
 
-    /// The garbage collector deletes the pods of the members at once. Their volumes have no owner, so the operator
-    /// starts the members again for the backup.
+    /// The garbage collector deletes the pods of the members at once. Their PVCs stay, because they have no owner. The
+    /// operator starts the members again for the backup.
     #[tokio::test]
     async fn foreground_deletion_is_backed_up_from_volumes() {
         scenario("deletion_backup_foreground", async |sandbox| {

@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
-/// A backup before the deletion, for members without volumes.
+/// Lines under `spec` that require a backup before the deletion of the cluster, whose members have no volumes.
 const BACKUP_WITHOUT_VOLUMES: &str = "  deletionPolicy: BackupThenDelete\n  backup:\n    storageType: S3\n    \
     s3: {path: bucket/key}\n    backupPolicy: {schedule: \"@daily\"}\n";
 /// Chart values that install the policies without the operators and the CRDs. The CRDs are already installed.
@@ -133,7 +133,7 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// With members without volumes, a foreground deletion would delete the data before the backup.
+/// A foreground deletion of a cluster without volumes would delete the data before the backup, so a policy rejects it.
 async fn foreground_deletion_is_rejected(sandbox: &Sandbox) -> Result<()> {
     let words = ["etcdcluster", "d-backup", "--dry-run=server"];
     let foreground = [&words[..], &["--cascade=foreground"]].concat();
@@ -179,10 +179,10 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of
-/// a namespace with such clusters.
+/// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of a
+/// namespace that contains only such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
-    // The clusters may already be deleted, because an earlier request of this test deletes all EtcdClusters.
+    // These clusters may not exist, because an earlier request of this test tries to delete all EtcdClusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())
@@ -214,8 +214,8 @@ async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the namespace when the API server no longer rejects this. Kubernetes must also delete the unfinished
-/// cluster.
+/// Deletes the namespace. Its only protected cluster is `unfinished`, which an EtcdRestore owns. Kubernetes must delete
+/// this cluster with the namespace.
 async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
     ensure!(
         exists(sandbox, "unfinished").await?,

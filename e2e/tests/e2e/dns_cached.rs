@@ -9,7 +9,8 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_reboot::serve;
 
-/// Forms a cluster, scales another cluster, and deletes pods. `cargo xtask bench --dns cache30` measures the duration.
+/// Forms the cluster `fresh`, scales the cluster `durable`, and deletes a pod of each cluster. `cargo xtask bench --dns
+/// cache30` measures the duration.
 pub(crate) async fn names_change_with_dns_cache(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

@@ -11,8 +11,8 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_loss::members_on;
 
-/// Drains a node with two of three members of one cluster, and with all members of another cluster. Without
-/// PodDisruptionBudgets, both clusters would lose their quorum.
+/// Drains a node with two of three members of the cluster `durable`, and with all members of the cluster `packed`.
+/// Without PodDisruptionBudgets, both clusters would lose their quorum.
 pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let before = sandbox.await_members("durable", 3).await?;
     let node_with_two_members = node_with_two_members(sandbox, "durable").await?;
@@ -34,7 +34,8 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // The test waits, because the status may still list deleted members.
+    // After the drain, the status may list deleted members until the operator reconciles the cluster, so the test
+    // waits.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {
@@ -92,8 +93,8 @@ async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<Strin
         .with_context(|| format!("no node has two members: {nodes:?}"))
 }
 
-/// Drains the node as in the Kubernetes documentation. `kubectl drain` retries evictions that a PodDisruptionBudget
-/// denies.
+/// Drains the node as the Kubernetes documentation describes. `kubectl drain` retries evictions that a
+/// PodDisruptionBudget denies.
 async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
     let args = ["drain", node, "--ignore-daemonsets"];
     let more = ["--delete-emptydir-data", "--timeout=300s"];

@@ -73,7 +73,7 @@ async fn back_up(
 }
 
 async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
-    // The EtcdBackup waits until its Secret exists.
+    // The EtcdBackup `old` waits until its Secret exists.
     let path = format!("{}/etcd/old", bucket.name);
     let old = "  encryption: {secret: keys}\n  verification: {}\n";
     let manifest = backup_with(sandbox.env.s3()?, "old", "c", &path, old);
@@ -91,7 +91,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     })
     .await?;
 
-    // The Secret keeps the old key and gets the new key.
+    // The Secret keeps the old key and gets the new key. An EtcdBackup that selects neither of these keys must wait.
     let two = keys_secret("keys", &[("2026", OLD_KEY), ("2027", NEW_KEY)]);
     sandbox.apply(&two).await?;
     let path = format!("{}/etcd/ambiguous", bucket.name);
@@ -158,7 +158,7 @@ async fn on_a_pvc(sandbox: &Sandbox) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until the restore has this reason, and ensures that the message contains all fragments.
+/// Waits until the EtcdRestore has failed for this reason, and ensures that the message contains all fragments.
 async fn await_problem(
     sandbox: &Sandbox,
     name: &str,
@@ -179,8 +179,8 @@ async fn await_problem(
     Ok(())
 }
 
-/// A restore without the key reports the ID of the missing key. It continues when the Secret has this key under any
-/// name.
+/// A restore without the key reports the ID of the missing key. If the EtcdRestore names a Secret, the restore
+/// continues when this Secret gets the key under any name.
 async fn missing_key_is_reported(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -222,8 +222,9 @@ async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 34: a restore by the name of an EtcdBackup rejects an older encrypted backup, even if the Secret has its
-/// key. Every restore rejects a backup without encryption.
+/// Invariant 34: a restore by the name of an EtcdBackup rejects an older encrypted backup under the same path, even if
+/// the Secret has the key of the older backup. A restore by name, and a restore by path with keys, reject a backup that
+/// is not encrypted.
 async fn replaced_backup_is_rejected(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let by_name = |name: &str| {
         format!(

@@ -25,7 +25,7 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
     sandbox.kubectl(&words).await
 }
 
-/// The UIDs of all pods, each with its restarts, and the UIDs of all PVCs, each with 0.
+/// The UIDs of all pods, each with the number of its restarts, and the UIDs of all PVCs, each with 0.
 async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
     let kept = claims.iter().map(|claim| &claim.metadata);

@@ -1,5 +1,5 @@
-//! The API server creates every example, the operators accept it, and it is deleted. A quota prevents the pods of
-//! members, because all examples together would need dozens of pods.
+//! The API server creates every example, the operators accept it, and the test deletes it. A ResourceQuota prevents the
+//! pods of members, because all examples together would need dozens of pods.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition};
@@ -101,8 +101,8 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdUser") => Kind::EtcdUser,
             _ => continue,
         };
-        // The example with the scope annotation is skipped, because namespaced operators ignore it. `clusterwide.rs`
-        // tests this example.
+        // The example with the scope annotation is skipped, because namespaced operators do not manage it.
+        // `clusterwide.rs` tests this example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));

@@ -1,5 +1,5 @@
-//! `spec.image` pins the image of the members by digest. The registries of this test do not exist: the nodes already
-//! have images with these names.
+//! `spec.image` pins the image of the members by digest. The registries of this test do not exist. Instead of pushing
+//! images, the test gives images on the nodes the names of these registries.
 
 mod full {
     use std::fmt::Write as _;
@@ -67,13 +67,13 @@ mod full {
         await_version(sandbox, "c", 3, version).await.map(drop)
     }
 
-    /// Sets version and image in a healthy cluster.
+    /// Waits until the cluster is healthy, and then sets version and image.
     async fn is_changed(sandbox: &Sandbox, image: &str, version: &str) -> Result<()> {
         let before = sandbox.await_members("c", 3).await?;
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// Sets version and image. Ensures that the members are the same as before.
+    /// Sets version and image. Ensures that the members are the same as in `before`.
     async fn is_set(
         sandbox: &Sandbox,
         before: &DynamicObject,

@@ -1,7 +1,8 @@
 //! The end-to-end tests, which `cargo xtask test` runs on a real Kubernetes cluster.
 //!
-//! Each test has its own namespace and operators, so several tests run concurrently. Tests that stop nodes or the
-//! control plane are in a module `alone`, and run one at a time after the others.
+//! Each test has its own namespace and operators, so several tests run concurrently. A test that changes what other
+//! tests share, such as nodes, the control plane, a store or the CRDs, is in a module `alone`. These tests run one at a
+//! time, after all other tests. Tests in a module `full` run only with `--full`.
 
 #![allow(clippy::large_futures)] // Each test is one large future.
 

@@ -10,7 +10,7 @@ use kube::api::{
 };
 use serde_json::{Map, Value, json};
 
-/// The kinds of objects that the operator creates, each with the name of its resource in the operator's Role.
+/// The kinds of objects that the operator creates: API group, version, kind, and resource in the operator's Role.
 pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ("", "v1", "Pod", "pods"),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -57,7 +57,7 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
 /// The kind and the name of an object.
 pub(crate) type Name = (&'static str, String);
 
-/// A kind of change.
+/// How a [`Case`] changes its object.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Delete,
@@ -175,7 +175,7 @@ pub(crate) fn fields(object: &Value, pointer: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// All changes of one object.
+/// All changes that the test makes to one object.
 pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>> {
     let value = serde_json::to_value(found)?;
     let case = |what: &str, change: Change| Case {

@@ -149,7 +149,8 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     .map(drop)
 }
 
-/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator recommend.
+/// Recreates the pod of a member with `ETCD_FORCE_NEW_CLUSTER`. Guides for etcd without an operator recommend the flag
+/// `--force-new-cluster`, which does the same.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -217,8 +218,8 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The pod of `survivor` still has the flag `--force-new-cluster`, so the test deletes it. The operator must
-        // create a new pod.
+        // The pod of `survivor` has the variable `ETCD_FORCE_NEW_CLUSTER`, so the test deletes this pod. The operator
+        // must create a pod without the variable.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

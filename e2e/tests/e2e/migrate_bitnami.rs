@@ -58,7 +58,7 @@ impl Guides {
     }
 }
 
-/// Installs the old etcd cluster, writes keys, and returns its data.
+/// Installs the old etcd cluster, writes keys, and returns the data of the cluster.
 async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let folder = root().join("e2e/fixtures/bitnami");

@@ -14,8 +14,8 @@ use crate::fixtures::newest_version;
 
 /// The version that `e2e/testbed/coreos-etcd-3.3` builds.
 const VERSION: &str = "3.3.27";
-/// Number of keys. The Raft log then has more than 500 entries, so the upgrade would stop if the operator used the
-/// applied index of Raft, which etcd 3.3 does not report.
+/// Number of keys. With so many keys, the Raft log has more than 500 entries. The upgrade would then stop if the
+/// operator used the applied index of Raft, which etcd 3.3 does not report.
 const KEYS: usize = 600;
 
 /// Sets the version, and waits until all members run it.

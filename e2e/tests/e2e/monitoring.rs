@@ -1,6 +1,7 @@
 //! Prometheus scrapes operators and members as the chart's PodMonitors describe, and evaluates the chart's rules with
-//! short times. The test causes and repairs faults, and checks that each alert fires and ends. It also runs the
-//! queries of the dashboards and the recording rules, and updates pictures and outputs in the documentation.
+//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. It checks that
+//! the queries of the dashboards and the recording rules return data. With the environment variable `UPDATE`, it
+//! replaces pictures and command outputs in the documentation.
 
 mod load;
 mod stores;
@@ -54,7 +55,7 @@ const NOT_CAUSED: [(&str, &str); 2] = [
 ];
 /// Alerts that a slow disk causes.
 const SLOW_DISK: [&str; 3] = ["EtcdSlowFsync", "EtcdSlowCommit", "EtcdSlowApply"];
-/// The limit of writes per second for a slow disk.
+/// The number of writes per second to which the test limits a disk to make it slow.
 const SLOW_WRITES: u32 = 10;
 /// Number of leadership transfers within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
@@ -62,7 +63,7 @@ const LEADER_MOVES: usize = 6;
 /// than three removals.
 const LARGE: usize = 6;
 
-/// The test, with its Prometheus server.
+/// The objects that the steps of the test share.
 struct Monitor<'a> {
     sandbox: &'a Sandbox,
     testbed: Testbed<'a>,
@@ -73,7 +74,7 @@ struct Monitor<'a> {
     alerts: BTreeSet<String>,
     /// The names of the chart's recording rules.
     recordings: Vec<String>,
-    /// The alerts that have fired. The value is true if the alert has also ended.
+    /// The alerts that have fired. The value is true after the alert has ended.
     fired: RefCell<BTreeMap<String, bool>>,
 }
 
@@ -115,7 +116,7 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and a backup of
+    /// Creates the cluster `orders` with three members and TLS, the cluster `carts` with one member, and two backups of
     /// `carts`. The alert of a lost quorum must not fire during the bootstrap.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
@@ -184,7 +185,7 @@ impl<'a> Monitor<'a> {
         .await
     }
 
-    /// Waits until the Service of the example has the metrics port of each member of `orders`.
+    /// Waits until the Service of `example-metrics-service.yaml` has the metrics port of each member of `orders`.
     async fn service_has_endpoints(&self) -> Result<()> {
         let path = root().join("examples/example-metrics-service.yaml");
         let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
@@ -219,7 +220,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Checks that every alert has fired and ended, except those in [`NOT_CAUSED`].
+    /// Checks that every alert has fired and ended, except the alerts in [`NOT_CAUSED`].
     fn all_alerts_ended(&self) -> Result<()> {
         let fired = self.fired.borrow();
         let ended = fired.iter().filter(|(_, ended)| **ended);
@@ -232,7 +233,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until each recording rule has a value for this cluster.
+    /// Waits until each recording rule has a value for `cluster`.
     async fn recordings_have_data(&self, cluster: &str) -> Result<()> {
         let mut missing = self.recordings.clone();
         until("every recording rule has a value", DEADLINE, async || {
@@ -258,8 +259,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Causes faults in the cluster `orders`: expiring certificates, frequent elections, a missing member, and a lost
-    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Updates the
-    /// documentation with outputs from the lost quorum.
+    /// quorum. Waits until the alert of each fault fires, and until it ends after the repair. Checks or replaces the
+    /// command outputs in the documentation that show a lost quorum.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -275,13 +276,13 @@ impl<'a> Monitor<'a> {
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
         let victims = members.clone();
-        // `survivor` is the current leader. It is the last in the list, so that no transfer has the current leader as
-        // its target.
+        // `survivor` is the current leader. The list ends with `survivor`, so that no transfer has the current leader
+        // as its target.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
             move_leader(sandbox, next).await?;
         }
-        // A client writes, because the dashboard otherwise shows no durations of commits.
+        // The test writes a key, because without writes the dashboard shows no durations of commits.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
         plugin::run(sandbox, &words).await?;
         self.fires("EtcdLeaderChangesOften", &labels).await?;
@@ -320,7 +321,7 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("orders", 3).await.map(drop)
     }
 
-    /// Sets a longer validity, and deletes the certificates, so that the operator issues new ones.
+    /// Sets a longer validity, and deletes the certificates, so that the operator issues new certificates.
     async fn renew_certificates(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let longer = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"2160h"}}}}"#;
@@ -412,8 +413,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Creates the cluster `stock`, whose client Service has another owner, and later scales it from six members to
-    /// one. Waits until the alert of each fault fires, and until it ends.
+    /// Creates the Service `stock-client` before the cluster `stock`, so that the cluster does not own its client
+    /// Service. Later scales the cluster from six members to one. Waits until the alert of each fault fires and ends.
     async fn faults_of_changed_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -457,8 +458,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupUnrestorable", &proven).await
     }
 
-    /// Makes and verifies backups with a Secret whose key the store rejects. Waits until the alerts fire, and until
-    /// they end after the Secret is corrected.
+    /// Makes and verifies backups with a Secret whose credentials the store rejects. Waits until the alerts fire, and
+    /// until they end after the Secret is corrected.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         self.damages_backup(bucket).await?;
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
@@ -500,8 +501,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupOld", &often).await
     }
 
-    /// Takes the permissions of the restore operator away, and later scales its Deployment to zero. Waits until the
-    /// alert of each fault fires, and until it ends after the repair.
+    /// Removes the permissions of the restore operator, creates an EtcdRestore that fails, and scales the Deployment of
+    /// the operator to zero. Waits until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_restore_operator(&self, path: &str) -> Result<()> {
         const OPERATOR: &str = "etcd-restore-operator";
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);

@@ -1,5 +1,5 @@
-//! A node fails permanently. After `memberReplacement.after`, the operator replaces its members by new members on
-//! other nodes.
+//! A node fails permanently. After `memberReplacement.after`, the operator replaces the members on this node by new
+//! members on other nodes.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};

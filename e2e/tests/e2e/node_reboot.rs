@@ -34,7 +34,7 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both clusters are healthy. Ensures that their members have the same names and IDs as before.
+    /// Waits until both clusters are healthy. Ensures that their members have the names and IDs in `self`.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
@@ -71,7 +71,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
         .next()
         .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // The operator reports the loss before Kubernetes does, because it queries etcd.
+    // The operator reports the loss before Kubernetes does, because the operator queries etcd.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;

@@ -44,7 +44,8 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
     Ok(page.sum("process_resident_memory_bytes", ""))
 }
 
-/// Sends a signal to the processes of all members. After SIGSTOP, they keep their connections but do not respond.
+/// Sends a signal to the processes of all members. After SIGSTOP, the processes keep their connections but do not
+/// respond.
 async fn signal_members(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -105,8 +106,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The stopped processes are continued, because they would block the deletion of the namespace. The cluster
-        // must then be healthy again.
+        // The test continues the stopped processes even after a failure, because stopped processes would block the
+        // deletion of the namespace. The cluster `hanging` must become healthy.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -202,8 +203,8 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // The count starts when two consecutive polls find the same resource versions, because the cluster is then
-        // idle.
+        // Whenever a poll finds a changed resource version, the count of reconciles starts anew, because the cluster
+        // was not idle.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

@@ -1,4 +1,4 @@
-//! The database reaches its quota, etcd rejects writes, and the status reports this. After keys are deleted, the
+//! The database reaches its quota, etcd rejects writes, and the status reports the alarm. After keys are deleted, the
 //! cluster accepts writes again.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

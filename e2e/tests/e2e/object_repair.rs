@@ -1,5 +1,5 @@
 //! The test changes each object that the operator creates, one field at a time: it deletes, empties or replaces the
-//! field. The operator must restore the object, also while a pod is lost.
+//! field. The operator must restore the object. The test repeats some of the changes while a pod is lost.
 //!
 //! The changes are derived from the objects of the cluster. The test fails if its list of kinds lacks a kind that the
 //! operator may create.
@@ -40,7 +40,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that may change without a change of the cluster.
+/// Fields of the status that may change while the spec and the members are unchanged.
 const VOLATILE: [&str; 7] = [
     "certificates",
     "leader",
@@ -139,7 +139,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: the operator restores every object. Returns the first difference, if any.
+/// Invariant 26: the operator restores every object. Returns the first difference between `before` and `now`, if any.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {
@@ -168,8 +168,9 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// The number of changes that the API server accepted, and the number that it rejected.
+    /// The number of changes that the API server accepted.
     applied: usize,
+    /// The number of changes that the API server rejected.
     rejected: usize,
 }
 
@@ -193,10 +194,10 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until all objects are as before the change.
+    /// Waits until all objects are as in `before`.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // The trigger makes the operator read Secrets, which it otherwise reads only once a minute.
+        // The trigger makes the operator read Secrets. Without a trigger, it reads Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
@@ -209,7 +210,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, and waits until all objects are as before. Also deletes the pod `pod`, if set.
+    /// Makes a change, deletes the pod `pod` if it is set, and waits until all objects are as in `before`.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -228,7 +229,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ensures that [`KINDS`] has every kind that the operator may create.
+/// Ensures that [`KINDS`] has every kind that the operator may create, and that `found` has an object of each kind.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
@@ -316,7 +317,7 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     writer.finish("all changes").await.map(drop)
 }
 
-/// Changes the Secrets of a cluster with authentication. etcd must still accept the password.
+/// Changes the Secrets of a cluster with authentication. After each change, etcd must accept the password.
 async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     sandbox.apply(&auth::secret(PASSWORD)).await?;

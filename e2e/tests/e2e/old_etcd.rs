@@ -1,5 +1,5 @@
-//! The operator must add only one learner at a time to a cluster of etcd 3.4, because this release accepts only one.
-//! `upgrade.rs` calls this function.
+//! The operator must add only one learner at a time to a cluster of etcd 3.4, because this release accepts no second
+//! learner. `upgrade.rs` calls this function.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) ->
     }
 }
 
-/// Scales a cluster from three members to five, replaces two members, and scales it to three again.
+/// Scales a cluster from three members to five, replaces two members, and scales the cluster back to three.
 pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     let most = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
 //! The operator crashes before a write, and the next process continues.
 //!
-//! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By
-//! default, the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The
-//! model crashes between any two writes.
+//! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By default,
+//! the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The model
+//! test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any two writes.
 
 mod full;
 
@@ -28,33 +28,32 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Failpoints of a bootstrap. When the operator crashes, it has completed these steps: it has recorded the names of the
-/// first members; it has also created volumes and Services; it has also started members, but not recorded the cluster
-/// ID.
+/// Failpoints of a bootstrap. At the first failpoint, the operator has only recorded the names of the first members. At
+/// the second, volumes and Services exist, but no pod. At the third, members run, but the cluster ID is not recorded.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Failpoints of an added member. When the operator crashes, the member is recorded but not in etcd, or it is a learner
-/// in etcd.
+/// Failpoints of an added member. At the first failpoint, the member is recorded, but not in etcd. At the second, the
+/// member is a learner in etcd.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Failpoints of a removed member. When the operator crashes, the removal is recorded but etcd still has the member, or
-/// etcd has removed the member but its pod exists, or only its volume exists.
+/// Failpoints of a removed member. At the first failpoint, the removal is recorded, but the member is in etcd. At the
+/// second, etcd has removed the member, but its pod exists. At the third, only its volume exists.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// Failpoints of a downgrade. When the operator crashes, the downgrade is recorded but etcd has not started it, or a
-/// member runs the target version but its pod still has the annotation of the change.
+/// Failpoints of a downgrade. At the first failpoint, the downgrade is recorded, but etcd has not started it. At the
+/// second, a member runs the target version, but its pod has the annotation of the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
 /// The failpoints of the test in this file, which runs without `--full`.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// If the operator is idle for this time without a crash, the test triggers the write of the failpoint again. The
-/// operator must also have reconciled each cluster in this time.
+/// If the operator is idle for this time, has reconciled each cluster, and has not crashed, the test triggers the write
+/// of the failpoint again.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// An operator that the test crashes several times.
@@ -64,8 +63,8 @@ pub(crate) struct CrashingOperator<'a> {
 }
 
 impl CrashingOperator<'_> {
-    /// Crashes the operator at each failpoint in `points`. `cause` triggers the write. Each new process continues
-    /// where the crashed process stopped.
+    /// Crashes the operator at each failpoint in `points`. `cause` triggers the write before which the operator
+    /// crashes. Each new process continues where the crashed process stopped.
     pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
@@ -276,7 +275,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // Each poll reads the status again, because the restarted operator may not have updated it yet.
+        // Each poll reads the status again, because the restarted operator may not have updated the status.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -321,7 +320,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // The operator must not have created a second set of members, or kept an object of the removed member.
+        // The operator must not have created a second set of members, or kept the volume of a removed member.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)
@@ -344,8 +343,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Crashes the operator while clusters form, and returns the names of the clusters except `c`. Creates a new cluster
-/// if the others have passed the failpoint.
+/// Crashes the operator while clusters form, and returns the names of the clusters except `c`. Creates a new cluster if
+/// all existing clusters have passed the failpoint.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());

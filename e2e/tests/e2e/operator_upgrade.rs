@@ -1,8 +1,7 @@
-//! A newer operator replaces the running operator without a restart of members. `two_operators.rs` calls this
-//! function.
+//! A newer operator replaces the running operator without a restart of members. `two_operators.rs` calls this function.
 //!
-//! The test creates pods as another release of the operator might have created them: with other probes and variables,
-//! but with annotations that record the same spec.
+//! The test creates pods as another release of the operator might have created them: with other probes and environment
+//! variables, but with annotations that record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;
@@ -38,7 +37,7 @@ fn of_another_release(pod: &Pod) -> Result<Value> {
     Ok(old)
 }
 
-/// Recreates every pod on its volume, one at a time, in the form of another release.
+/// Recreates every pod on its volume, one at a time, as another release of the operator might have created it.
 async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let (name, old) = (pod.name_any(), of_another_release(&pod)?);

@@ -1,4 +1,4 @@
-//! `spec.paused`: the operator changes nothing, but still updates the status.
+//! `spec.paused`: the operator changes no object of the cluster, but updates the status.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
@@ -72,8 +72,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // When the status reports all three changes, the operator has reconciled the cluster. It must not have
-        // changed any object.
+        // When the status reports all three changes, the operator has reconciled the cluster. The operator must not
+        // have changed any object.
         let seen = await_object(
             &clusters,
             "c",

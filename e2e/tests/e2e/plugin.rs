@@ -18,13 +18,13 @@ async fn status(sandbox: &Sandbox) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// Ensures that the values in the output come from the members, and not from the status.
+/// Ensures that the values in the output come from the members, and not from the status of the EtcdCluster.
 fn ensure_live(view: &Value, members: usize) -> Result<()> {
     ensure!(
         view["source"] == "members",
         "the view does not come from the members: {view}"
     );
-    let answers = view["members"].as_array().context("members")?;
+    let answers = view["members"].as_array().context("no members")?;
     let live = answers
         .iter()
         .filter(|one| one["healthy"] == true && one["term"].is_u64());
@@ -128,7 +128,7 @@ async fn plugin_works_with_tls_and_authentication() {
 /// The options of commands that wait.
 const LIMIT: [&str; 3] = ["--wait", "--timeout", "10m"];
 
-/// Runs a command that changes the cluster, without confirmation, and waits for its result.
+/// Runs a command that changes the cluster. Confirms the command with `--yes`, and waits for its result.
 async fn change(sandbox: &Sandbox, args: &[&str]) -> Result<String> {
     let words = [args, &["--yes"][..], &LIMIT[..]].concat();
     step(&args.join(" "), plugin::run(sandbox, &words)).await

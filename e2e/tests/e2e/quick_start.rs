@@ -14,14 +14,15 @@ use crate::fixtures::root;
 
 const CLUSTER: &str = "example-etcd-cluster-durable";
 
-/// Opens a section of the quick start. Its commands expect the root of the repository as current directory.
+/// Opens a section of the quick start. Its commands expect the namespace `etcd`, and the root of the repository as
+/// current directory, so this function replaces both.
 fn section(sandbox: &Sandbox, heading: &str) -> Result<Guide> {
     let namespace = format!("-n {} ", sandbox.namespace);
     let examples = format!("-f {}/examples/", root().display());
     let values = [
         ("-n etcd ", namespace.as_str()),
         ("-f examples/", examples.as_str()),
-        // The flag `--watch` is removed, because the command would not end.
+        // The flag `--watch` is removed, because a command with this flag would not end.
         (" --watch", ""),
     ];
     Guide::open(&root().join("docs/quickstart.md"), heading, &values)
@@ -43,7 +44,8 @@ async fn pod_names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Waits until one of the pods is deleted, and three members are ready, as the quick start tells the reader.
+/// Waits until a pod in `before` is deleted and three members are ready. The quick start instructs the reader to wait
+/// for this.
 async fn await_replacement(sandbox: &Sandbox, before: &[String]) -> Result<()> {
     until("the pod of the lost member ends", DEADLINE, async || {
         let names = pod_names(sandbox).await?;

@@ -1,5 +1,6 @@
-//! A majority of members is lost, and the status names the survivors. After an approval by the user or by the policy,
-//! a new cluster continues with all data up to the survivor's revision. The status names the lost members.
+//! A majority of members is lost, and the status names the survivors. After an approval by the user or by
+//! `spec.recovery.policy`, a new cluster continues with all data up to the survivor's revision. The status names the
+//! lost members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -54,9 +55,9 @@ fn text(object: &DynamicObject, pointer: &str) -> String {
         .to_owned()
 }
 
-/// Deletes objects of these kinds with the names of members at the same time, and waits until their containers have
-/// stopped. With `--force`, a container could run longer than its pod and form a quorum with the survivor, which would
-/// make an approval stale.
+/// Deletes objects of these kinds with the names of members at the same time, and waits until the containers of deleted
+/// pods have stopped. `--force` is not used, because a container could then run longer than its pod. This container
+/// would form a quorum with the survivor, which would make an approval stale.
 pub(crate) async fn lose(sandbox: &Sandbox, kinds: &[&str], members: &[String]) -> Result<()> {
     let objects = kinds
         .iter()
@@ -183,8 +184,8 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Members without volumes lose their data with their pods. The recovery starts after an approval, and then by the
-/// policy.
+/// Members without volumes lose their data with their pods. The first recovery starts after an approval, and the second
+/// by the policy.
 #[tokio::test]
 async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
@@ -214,7 +215,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // The operator must refuse an approval with another cluster ID, and report this.
+    // The operator must refuse an approval with another cluster ID, and report the refusal.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -236,7 +237,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The annotation still has the old cluster ID, which must not start a second recovery.
+    // The annotation has the ID of the old cluster. This annotation must not start a second recovery.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
@@ -254,7 +255,7 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     is_recovered(sandbox, before, "Policy").await
 }
 
-/// The manifest of a cluster with volumes.
+/// The manifest of the cluster `c` with volumes and short times for a recovery.
 fn durable(sandbox: &Sandbox) -> Result<String> {
     let spec = format!("{DURABLE}  recovery: {{after: 5s, keepVolumes: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)
@@ -343,7 +344,7 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Suspends the processes of a majority, and approves a recovery without these members. The new cluster has the
-/// survivor's data. The status names the suspended members, and the operator removes them from the endpoints.
+/// survivor's data, the status names the suspended members, and the operator deletes their volumes.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
@@ -365,8 +366,8 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // PVCs and pods are deleted at the same time, because the operator would otherwise replace the members one at a
-    // time, without a loss of the quorum.
+    // The test deletes PVCs and pods at the same time. If only the PVCs were deleted, the operator would replace the
+    // members one at a time, without a loss of the quorum.
     lose(sandbox, &["pvc", "pod"], &before.victims).await?;
     await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
     approve(sandbox, &before.cluster_id).await?;

@@ -51,11 +51,11 @@ fn kstatus(object: &DynamicObject) -> Kstatus {
     Kstatus::Current
 }
 
-/// Checks one state of an object. `before` is its previous state.
+/// Checks one recorded state of an object. `before` is the previous recorded state of the same object.
 fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     let result = kstatus(object);
     let observed = field(object, "/status/observedGeneration").as_i64();
-    // `observedGeneration` must exist, because kstatus would otherwise consider a new object current.
+    // `observedGeneration` must exist, because kstatus considers a new object without this field current.
     ensure!(observed.is_some(), "status.observedGeneration is missing");
     if result == Kstatus::Terminating || observed != object.metadata.generation {
         return Ok(());
@@ -71,7 +71,7 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
         "kstatus computes {result:?}, and Ready is {}",
         ready["status"]
     );
-    // By the convention of kstatus, these conditions exist only if they are True.
+    // By the convention of kstatus, `Reconciling` and `Stalled` exist only if they are True.
     let mut abnormal = Vec::new();
     for kind in ["Reconciling", "Stalled"] {
         let Some(found) = condition(object, kind) else {
@@ -107,12 +107,12 @@ fn check(object: &DynamicObject, before: Option<&DynamicObject>) -> Result<()> {
     Ok(())
 }
 
-/// All states of the objects of one kind.
+/// All recorded states of the objects of one kind.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<DynamicObject>>>);
 
 impl Seen {
-    /// Starts to record every change.
+    /// Starts to record every change of the objects of this kind.
     async fn start(&self, sandbox: &Sandbox, kind: Kind) -> Result<JoinHandle<Result<()>>> {
         let api = sandbox.objects(kind);
         let list = api.list(&ListParams::default()).await?;
@@ -133,7 +133,8 @@ impl Seen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks all states, and returns each kstatus result with the reason of `Ready`, such as `InProgress Pending`.
+    /// Checks all recorded states of the object `name`, and returns each kstatus result with the reason of `Ready`,
+    /// such as `InProgress Pending`.
     fn verify(&self, name: &str) -> Result<BTreeSet<String>> {
         let states = self.states();
         let of_object: Vec<_> = states

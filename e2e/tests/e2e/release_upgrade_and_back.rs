@@ -1,4 +1,4 @@
-//! The operators are upgraded from an earlier commit to this one and rolled back, with the commands in
+//! The operators are upgraded from an earlier commit to this commit and rolled back, with the commands in
 //! `docs/upgrades.md`. No member restarts, and the clusters serve clients all the time.
 
 use std::collections::BTreeMap;
@@ -64,12 +64,12 @@ async fn lives(sandbox: &Sandbox) -> Result<Lives> {
     Ok(all)
 }
 
-/// Records conditions that show that a cluster does not serve.
+/// Records conditions that show that a cluster does not serve clients.
 struct ConditionWatch {
     task: JoinHandle<()>,
     faults: Arc<Mutex<Vec<String>>>,
-    /// True if `Ready` must be True too. False while the test changes a spec, because then `Ready` is False for a
-    /// moment.
+    /// True if a cluster must be `Ready` and not only `Available`. False while the test changes a spec, because `Ready`
+    /// is then False for a moment.
     needs_ready: Arc<AtomicBool>,
 }
 
@@ -104,8 +104,8 @@ impl Drop for ConditionWatch {
     }
 }
 
-/// Adds to `faults` each state in which a cluster does not serve. A change of a CRD ends the watch, so the function
-/// then starts a new watch. Never returns.
+/// Adds to `faults` each state in which a cluster is not `Available`, or is not `Ready` although `needs_ready` is true.
+/// A change of a CRD ends the watch, so the function then starts a new watch. Never returns.
 async fn observe(
     clusters: Api<DynamicObject>,
     faults: Arc<Mutex<Vec<String>>>,
@@ -226,8 +226,9 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An
-    /// operator compares pods with the spec before it changes labels, so this shows that no member is restarted.
+    /// Waits until the operators manage all clusters, and changes the labels of all pods through the specs. An operator
+    /// compares a pod with the spec before it changes labels. So when all pods have the label, the operator has
+    /// compared each pod. No member may have restarted.
     async fn verify(&self, env: &Env, label: &str) -> Result<()> {
         let sandbox = self.sandbox;
         await_operators(sandbox, env).await?;
@@ -346,8 +347,8 @@ async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
             let resource = format!("{kind:?}").to_lowercase();
             for (part, more) in [
                 ("spec", &["--field-manager=user"][..]),
-                // The status has another field manager, because a later release may write each part of the status
-                // with its own.
+                // The test writes the status with another field manager than the spec, because a later release may
+                // write each part of the status with a field manager for this part.
                 (
                     "status",
                     &["--subresource=status", "--field-manager=later-record"][..],
@@ -372,7 +373,8 @@ fn field_of_later_release(object: &DynamicObject) -> [Value; 2] {
     ["spec", "status"].map(|part| field(object, &format!("/{part}/{LATER}")).clone())
 }
 
-/// The earlier operators write the status and metadata of both objects, and must keep unknown fields.
+/// After the rollback, the earlier operators write the status and metadata of both objects. The earlier operators must
+/// keep the field that they do not know.
 async fn field_of_later_release_is_kept(sandbox: &Sandbox) -> Result<()> {
     for (kind, name) in [(Kind::EtcdCluster, "disks"), (Kind::EtcdBackup, BACKUP)] {
         let object = sandbox.objects(kind).get(name).await?;
@@ -434,8 +436,8 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     fleet.finish().await
 }
 
-/// The module is named `previous`, because the test needs the image of an earlier commit. The test runs alone, because
-/// it replaces the CRDs.
+/// The module is named `previous`, because the test needs the image of an earlier commit. No other test runs at the
+/// same time, because this test replaces the CRDs.
 mod previous {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{chart, step};

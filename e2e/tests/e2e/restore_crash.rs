@@ -1,4 +1,4 @@
-//! The restore operator crashes before writes of a restore. Each process crashes before another write, and the last
+//! The restore operator crashes before writes of a restore. Each process crashes at a different failpoint, and the last
 //! process completes the restore. `restore_interrupted.rs` calls these functions with [`CRASHES`].
 
 use std::collections::BTreeSet;
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// Failpoints of the writes of a restore into a new cluster, except those that create the seed.
+/// Failpoints of the writes of a restore into a new cluster, except the writes that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -73,11 +73,12 @@ const NEW: &[&str] = &[
 /// The failpoint before the operator starts the pod that searches recorded changes on a PVC.
 pub(crate) const SEARCH: &[&str] = &["restore-before-start-search"];
 
-/// A search is repeated only after minutes, so no test reaches this failpoint. A crash before the deletion of the old
-/// pod changes nothing: the next process finds the same pod.
+/// The failpoint before the operator deletes the pod of a search. No test reaches this failpoint, because the operator
+/// deletes the pod only minutes later, to repeat the search. A crash changes nothing: the next process finds the pod.
 const UNREACHED: &[&str] = &["restore-before-end-search"];
 
-/// Restarts the operator with an additional environment variable. The previous process has crashed.
+/// Sets or removes an environment variable of the operator, which restarts the operator. Deletes the Lease, because a
+/// crashed process does not release it.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
@@ -86,13 +87,12 @@ pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Resul
     free_lease(sandbox).await
 }
 
-/// Deletes the Lease, because a crashed process does not release it.
 async fn free_lease(sandbox: &Sandbox) -> Result<()> {
     let delete = ["delete", "lease", OPERATOR, "--ignore-not-found"];
     sandbox.kubectl(&delete).await.map(drop)
 }
 
-/// Waits until the operator has crashed at this failpoint. Fails after any other crash.
+/// Waits until the operator has crashed at this failpoint. A crash for another reason does not end the wait.
 pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
@@ -189,8 +189,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The test waits until the previous process has stopped, because it has no failpoint and could make the write
-    // without a crash.
+    // The test waits until the previous process has stopped. That process does not have this failpoint, and could make
+    // the write without a crash.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -284,7 +284,7 @@ fn crash_tests_include_every_failpoint_of_restore_operator() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// These tests run only with `--full`. Without `--full`, the model of the restore operator covers the same crashes.
+/// These tests run only with `--full`. Without `--full`, the model test of the restore operator covers these crashes.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;

@@ -102,8 +102,8 @@ async fn ensure_unchanged(
     is_managed(sandbox).await
 }
 
-/// Deletes an object, and waits until the cluster operator repairs it. The operator would not do this if a restore
-/// lock existed.
+/// Deletes the PodDisruptionBudget, and waits until the cluster operator creates it again. With a restore lock, the
+/// operator would not create it.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;

@@ -93,8 +93,8 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the status describes the restored cluster, and no restore lock exists. Until its next reconcile, the
-/// operator still reports the old cluster.
+/// Waits until the status describes the restored cluster, and no restore lock exists. After a restore, the status
+/// describes the old cluster until the operator reconciles the EtcdCluster.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
@@ -173,7 +173,7 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach the old cluster after the new one. The old volumes stay for the time
+/// Clients keep their address, and never reach the old cluster after the new cluster. The old volumes stay for the time
 /// `keepOldData` of the EtcdRestore.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
@@ -264,8 +264,8 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a slow machine, the time for some volumes may have ended already. The operator may have deleted these
-    // volumes, so the test does not check them.
+    // On a slow machine, the time may have ended before this check, and the operator may have deleted some of the
+    // volumes. The test does not check these volumes.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -285,7 +285,7 @@ async fn old_volumes_expire(
         old.is_empty().then_some(())
     })
     .await
-    .context("the old volumes are deleted")?;
+    .context("wait for the deletion of old volumes")?;
     ensure!(
         early.is_empty(),
         "volumes were deleted before {until}: {early:?}"
@@ -334,7 +334,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
         compacted > seen,
         "etcd has compacted only up to {compacted}, but the client had seen revision {seen}"
     );
-    // The old volumes must still exist, because `keepOldData` is one day.
+    // The old volumes must exist, because `keepOldData` is one day.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
     // The restored keys and leases must equal the backup. The hashes of the members are only compared with each

@@ -83,7 +83,8 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A second EtcdRestore can use the same names. Its cluster stays after this EtcdRestore has expired.
+/// Applies the manifest of the deleted EtcdRestore again. The cluster is restored, and stays after the EtcdRestore has
+/// expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -137,7 +138,7 @@ async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> R
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// Deletes the EtcdRestore after the cutover. The restore must still complete.
+/// Deletes the EtcdRestore after the cutover. The restore must complete nevertheless.
 async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
     restart_with_failpoint(sandbox, point).await?;
@@ -156,7 +157,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The names of the pods, PVCs and Services of single members, without the two Services of the cluster.
+/// The names of the pods, PVCs and Services of members, without the headless Service and the client Service.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

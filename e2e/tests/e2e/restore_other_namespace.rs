@@ -9,8 +9,8 @@ use tokio::process::Command;
 
 use crate::restore_sources::{Sources, await_equal_restore};
 
-/// Restores into a cluster of the same name in another namespace with its own operators. The first cluster must not
-/// change.
+/// Restores into a cluster of the same name in another namespace with its own operators. The cluster in the namespace
+/// of `sandbox` must not change.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let other = Sandbox::create("restore_other_namespace").await?;
     let outcome = async {
@@ -38,8 +38,8 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
     outcome
 }
 
-/// Saves a snapshot with `etcdctl snapshot save`. Outside of the testbed, etcdctl may be missing, so the test reads
-/// the same snapshot through etcd's API.
+/// Saves a snapshot with `etcdctl snapshot save`. Outside of the testbed, etcdctl may be missing, so the function then
+/// requests the snapshot through etcd's API.
 pub(crate) async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
     if sandbox.env.xtask.is_none() {
         return keys.snapshot().await;

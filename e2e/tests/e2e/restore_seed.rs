@@ -41,8 +41,8 @@ async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// A restore records the newest backup when it starts. It must use this backup for the recreated seed, although a
-/// newer backup exists.
+/// A restore records the newest backup when the restore starts. The restore must use the recorded backup for the
+/// recreated seed, although a newer backup exists.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -86,7 +86,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The seed of a restore in place is lost, and the running cluster still serves clients.
+/// The seed of a restore in place is lost. While no seed runs, the running cluster serves clients.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;

@@ -217,8 +217,8 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         .map(drop)
 }
 
-/// Restores two backups of coreos/etcd-operator, from etcd 3.2 and 3.3. One is restored into the newest etcd and
-/// scaled to three members, the other into the oldest supported etcd.
+/// Restores two backups of coreos/etcd-operator, from etcd 3.2 and 3.3. The backup of etcd 3.2 is restored into the
+/// newest etcd with three members, and the backup of etcd 3.3 into the oldest etcd on the nodes.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;

@@ -1,6 +1,6 @@
 //! The seed of a restore gets no volume, and the EtcdRestore names the remedy. A restore into a new cluster continues
-//! after the correction. A restore in place fails without a change of the running cluster. `restore_failures.rs` calls
-//! these functions.
+//! when the user has corrected the cause. A restore in place fails without a change of the running cluster.
+//! `restore_failures.rs` calls these functions.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -46,8 +46,8 @@ async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str])
     .await
 }
 
-/// Starts a restore into the new cluster `d`, whose StorageClass does not exist. The operator reports this after a
-/// minute.
+/// Starts a restore into the new cluster `d`, whose StorageClass does not exist. The operator reports the missing class
+/// after a minute.
 pub(crate) async fn restore_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -69,7 +69,7 @@ fn class_of(sandbox: &Sandbox) -> String {
 }
 
 /// The restore of [`restore_without_class`] completes when the StorageClass exists. After the class is deleted again, a
-/// restore in place reports the missing class. At the end, this function deletes the cluster.
+/// restore in place reports the missing class. At the end, this function deletes the cluster `d`.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -142,7 +142,7 @@ async fn in_place_restore_without_class(
     state.ensure_same(&StoreState::now(&keys).await?)
 }
 
-/// The objects of seeds in the namespace of a cluster, without the objects of its members.
+/// The pods, PVCs and Services of seeds of a cluster, without the objects of its members.
 pub(crate) async fn seed_objects(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");

@@ -16,7 +16,8 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Checks that every container is stricter than the standard requires. Returns the number of pods.
+/// Checks that every pod meets the restricted standard and has read-only root file systems, and that members have no
+/// API token. Returns the number of pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {
@@ -66,7 +67,7 @@ async fn all_pods_meet_restricted_profile() {
         let labels = namespace
             .metadata
             .labels
-            .context("the namespace has labels")?;
+            .context("the namespace has no labels")?;
         let enforced = labels.get("pod-security.kubernetes.io/enforce");
         ensure!(enforced.is_some_and(|level| level == "restricted"));
 

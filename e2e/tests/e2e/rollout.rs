@@ -1,5 +1,5 @@
-//! The spec of a running cluster changes while clients write. The operator changes running pods in place if possible,
-//! and otherwise with a rolling update.
+//! The spec of a running cluster changes while clients write. The operator changes running pods in place if Kubernetes
+//! allows this. Otherwise a rolling update recreates the pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -13,7 +13,7 @@ use crate::fixtures::{cluster, may};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Upgrades the release with these values, without the restore operator, which would use CPU time.
+/// Upgrades the release with these values, and disables the restore operator, which would use CPU time.
 async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
     let values = format!("restoreOperator.enabled=false,{values}");
     let words = ["--set", values.as_str()];
@@ -51,7 +51,7 @@ async fn has_no_access(tenant: &Sandbox, operators: &Sandbox, name: &str) -> Res
         condition(object, "Complete").is_some_and(|found| found["reason"] == "EndpointNotGranted")
     })
     .await?;
-    let message = condition(&refused, "Complete").context("just seen")?["message"].to_string();
+    let message = condition(&refused, "Complete").context("no condition")?["message"].to_string();
     let remedy = format!("--etcd-endpoints={}=c-client", tenant.namespace);
     ensure!(message.contains(&remedy), "{message}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Three replicas of the cluster operator share shards. One replica is killed, and another one shuts down.
+//! Three replicas of the cluster operator share shards. One replica is killed, and later another replica shuts down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::two_operators::{await_ready_operators, crash, end, holder};
 const OPERATOR: &str = "etcd-operator";
 const REPLICAS: usize = 3;
 const SHARDS: usize = 6;
-/// The clusters of one member. Together with the cluster `c`, each replica probably has a cluster.
+/// The names of clusters with one member. With these clusters and `c`, each replica probably reconciles a cluster.
 const SMALL: [&str; 5] = ["s-a", "s-b", "s-c", "s-d", "s-e"];
 
 async fn leases(sandbox: &Sandbox) -> Result<Vec<Lease>> {
@@ -28,7 +28,7 @@ async fn leases(sandbox: &Sandbox) -> Result<Vec<Lease>> {
     Ok(all.items.into_iter().filter(is_shard).collect())
 }
 
-/// The shards of each replica that holds a Lease.
+/// The Leases of the shards that each replica holds, by the name of its pod.
 async fn held(sandbox: &Sandbox) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     for lease in leases(sandbox).await? {
@@ -57,7 +57,7 @@ async fn await_shares(sandbox: &Sandbox) -> Result<BTreeMap<String, BTreeSet<Str
     .await
 }
 
-/// The replicas that have metrics of each cluster.
+/// The pods of the replicas that report metrics of a cluster, by cluster.
 async fn owners(sandbox: &Sandbox) -> Result<BTreeMap<String, Vec<String>>> {
     let mut owners = BTreeMap::<String, Vec<String>>::new();
     for pod in operator_pods(sandbox, OPERATOR).await? {
@@ -74,7 +74,7 @@ async fn owners(sandbox: &Sandbox) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(owners)
 }
 
-/// Waits until exactly one replica has the metrics of each cluster. Returns the replica of each cluster.
+/// Waits until exactly one replica reports metrics of each cluster. Returns the replica of each cluster.
 async fn await_owners(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     until("one replica has each cluster", DEADLINE, async || {
         let owners = owners(sandbox).await?;
@@ -125,8 +125,8 @@ async fn share(sandbox: &Sandbox) -> Result<Writer> {
     Writer::start(sandbox, "c").await
 }
 
-/// The replica that reconciles `c` is killed while `c` grows. Other replicas take over its shards, and the replacement
-/// gets its share.
+/// The replica that reconciles `c` is killed while `c` grows. Other replicas take over the shards of the killed
+/// replica, and the new pod gets its share of the shards.
 async fn is_killed(sandbox: &Sandbox) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let shares = await_shares(sandbox).await?;
@@ -155,7 +155,7 @@ async fn is_killed(sandbox: &Sandbox) -> Result<()> {
     await_owners(sandbox).await.map(drop)
 }
 
-/// A replica shuts down. It must release its Leases before they expire.
+/// A replica shuts down. The replica must release its Leases before they expire.
 async fn shuts_down(sandbox: &Sandbox) -> Result<()> {
     let owners = await_owners(sandbox).await?;
     let victim = owners.get("c").context("no replica has c")?;

@@ -1,5 +1,5 @@
 //! The spec names another StorageClass. The operator replaces members one at a time by members with a volume of this
-//! class. During a bootstrap, the operator starts again with new members.
+//! class. If the class changes during a bootstrap, the operator repeats the bootstrap with new members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, ready_members};
@@ -25,7 +25,7 @@ pub(crate) async fn with_class(
     let standard = classes
         .get("standard")
         .await
-        .context("the default StorageClass of the testbed")?;
+        .context("read the default StorageClass of the testbed")?;
     let name = format!("{name}-{}", sandbox.namespace);
     let class: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": name},

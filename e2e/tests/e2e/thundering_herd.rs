@@ -1,7 +1,7 @@
-//! A herd of clusters waits for a node. The operator reconciles all clusters, and a change of a user does not wait
-//! until the operator has checked all other clusters.
+//! 200 clusters wait for a node. The operator reconciles all clusters, and a change of a user does not wait until the
+//! operator has checked all other clusters.
 
-/// 200 clusters would slow down other tests, so this test runs alone.
+/// 200 clusters would slow down other tests, so this test runs while no other test runs.
 mod alone {
     mod full {
         use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ mod alone {
         const CHANGES: usize = 20;
         /// Number of concurrent create requests.
         const CONCURRENCY: usize = 32;
-        /// Time limit for conditions of all clusters together.
+        /// Time limit until all clusters are in a state that the test expects.
         const HERD_DEADLINE: Duration = Duration::from_mins(20);
         /// Pause between two lists of all clusters, because frequent lists would load the API server.
         const LIST_PAUSE: Duration = Duration::from_secs(2);
@@ -170,7 +170,7 @@ mod alone {
 
         /// The operator checks each cluster periodically. If a change had to wait for these checks, the operator would
         /// reconcile every other cluster first. The test therefore counts the reconciles until a change is processed.
-        /// It uses the median, because the checks continue while the machine or the API server is busy.
+        /// The test uses the median, because on a busy machine many checks may run before a single change is processed.
         async fn changes_do_not_wait_for_checks(sandbox: &Sandbox) -> Result<()> {
             let mut counts = Vec::new();
             for nth in 0..CHANGES {
@@ -215,7 +215,8 @@ mod alone {
             .await
         }
 
-        /// Some users correct their specs. The members of these clusters start while the others continue to wait.
+        /// Some users correct their specs. The members of these clusters start while all other waiting clusters wait
+        /// for a node.
         async fn some_are_corrected(sandbox: &Sandbox) -> Result<()> {
             let corrected = [0, WAITING / 2, WAITING - 1].map(waiting);
             for name in &corrected {

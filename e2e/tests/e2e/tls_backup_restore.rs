@@ -69,7 +69,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
-/// Ensures that no member mounts the operator's private key, because the operator has all permissions in etcd.
+/// Ensures that no member mounts the operator's private key, because this key grants all permissions in etcd.
 async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();

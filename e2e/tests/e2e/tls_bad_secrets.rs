@@ -43,8 +43,8 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-/// Creates the cluster `c`, whose Secrets have several mistakes that the test corrects one by one. No member may start
-/// until all Secrets are valid.
+/// Creates the Secrets of the cluster `c` with several mistakes, and corrects the mistakes one by one. The EtcdCluster
+/// must exist. No member may start until all Secrets are valid.
 pub(crate) async fn invalid_secrets_start_no_member(
     sandbox: &Sandbox,
     names: &[String],
@@ -112,8 +112,8 @@ pub(crate) async fn invalid_secrets_start_no_member(
     Ok(authority)
 }
 
-/// A Secret of a running cluster is deleted, and the cluster is scaled from three members to five. It grows only when
-/// the Secret exists again.
+/// A Secret of a running cluster is deleted, and the cluster is scaled from three members to five. The cluster grows
+/// only when the Secret exists again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,

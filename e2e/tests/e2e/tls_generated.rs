@@ -1,5 +1,5 @@
-//! The operator generates certificates, renews them without restarts, and replaces them after they have expired. It
-//! rotates the CAs while clients write.
+//! The operator generates certificates, renews them without restarts, and replaces them after they have expired. The
+//! operator rotates the CAs while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// Ensures that each pod mounts only certificates of its own member, and never the private key of a CA or a
-/// certificate of operators or clients.
+/// Ensures that each pod mounts only certificates of its own member, and never the private key of a CA or a certificate
+/// of operators or clients. Ensures that peers and clients have different CAs.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -303,7 +303,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating operator could still renew a certificate, so the test waits until its pod is deleted.
+    // A terminating operator could renew a certificate, so the test waits until its pod is deleted.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 

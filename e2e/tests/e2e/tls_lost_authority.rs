@@ -1,5 +1,5 @@
-//! Secrets with CAs are deleted, emptied or replaced in a healthy cluster, also together with a pod. The operator
-//! replaces a lost CA in steps, and members and clients can connect in each step.
+//! Secrets with CAs are deleted, emptied or replaced in a healthy cluster. In some steps, a pod is deleted at the same
+//! time. The operator replaces a lost CA in steps, and members and clients can connect in each step.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, 
     Ok(all)
 }
 
-/// Waits until every member has restarted with a certificate of the next CA, and all members are ready.
+/// Waits until every member has restarted with a new certificate, and all members are ready.
 async fn await_replaced(
     sandbox: &Sandbox,
     kinds: &[&str],
@@ -145,7 +145,7 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     Ok(())
 }
 
-/// Like [`lose_authority`], but also deletes the pod of a member.
+/// Deletes the Secret of a CA and the pod of a member at the same time.
 async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
     let what = format!("{secret} and a pod are deleted");
     let identity = client(sandbox, "c").await?;
@@ -195,7 +195,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// Creates a cluster with three members and volumes.
+/// Creates a cluster with three members, volumes and generated certificates.
 async fn form(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{GENERATED}{DURABLE}");
     sandbox
@@ -204,8 +204,8 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20: members and clients can connect in each step. The tests in `full`, the unit tests and the model cover
-/// all changes of all CAs.
+/// Invariant 20: members and clients can connect in each step. The tests in `full`, the unit tests and the model test
+/// cover all changes of all CAs.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
@@ -224,7 +224,7 @@ async fn lost_authorities_are_replaced_while_clients_write() {
 mod full {
     use super::*;
 
-    /// Changes the Secret of one CA in every way.
+    /// Makes each change in [`Loss`] to the Secret of a CA, and then deletes this Secret together with a pod.
     async fn lose_in_every_way(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
         form(sandbox).await?;
         for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {

@@ -1,5 +1,5 @@
 //! Clusters with TLS lose a majority. The seed of the recovery downloads the survivor's snapshot with the operator's
-//! certificate, also with authentication.
+//! certificate, even if authentication is enabled.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -28,8 +28,8 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     lose(sandbox, &["pod"], &victims).await
 }
 
-/// Ensures that the operator reports the lost quorum, and that a new cluster has the survivor's data after the
-/// approval.
+/// Waits until the operator reports the lost quorum, approves the recovery, and waits until the recovery is complete
+/// and the new cluster has three members.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(

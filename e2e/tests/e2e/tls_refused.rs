@@ -1,5 +1,5 @@
-//! Every port accepts only clients with a certificate of its own CA: the peer port, for example, rejects client
-//! certificates. The port for health and metrics reveals no keys.
+//! The client port and the peer port of a member accept only clients with a certificate of the CA of this port. With
+//! generated certificates, the peer port rejects client certificates. The port for health and metrics reveals no keys.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -103,7 +103,7 @@ pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Re
     Authority::of(name, &certificate, &key)
 }
 
-/// Ensures that this port accepts only the client `good`.
+/// Ensures that this port accepts the client `good` and certificates of the CA `authority`, and rejects other clients.
 async fn accepts_only(
     sandbox: &Sandbox,
     (pod, port): (&str, u16),

@@ -14,7 +14,7 @@ const CRASH: &[&str] = &["before-switch-authority"];
 /// The minimum validity that the API accepts. Clients then have one minute to read their next certificate.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// The maximum number of CAs that clients or members trust, and true if a next CA is pending.
+/// The larger of the numbers of CAs that clients and members trust, and true if a next CA is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;
@@ -26,7 +26,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     Ok((most, waits))
 }
 
-/// Waits until this maximum is `expected`, and no next CA is pending.
+/// Waits until the number of [`authorities`] is `expected`, and no next CA is pending.
 async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
@@ -83,8 +83,8 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     .await
 }
 
-/// Invariant 20: after the rotation, members reject old certificates. These are still valid for months, so only their
-/// CA can be the reason.
+/// Invariant 20: after the rotation, members reject old certificates. The old certificates are valid for months, so
+/// only their CA can be the reason.
 pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
@@ -105,7 +105,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
         })
         .await?;
 
-    // Clients must trust both CAs while the old CA still signs certificates.
+    // While the old CA signs certificates, clients must trust both CAs.
     let both = client(sandbox, "c").await?;
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;

@@ -92,7 +92,8 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Writes new certificates of the same CA to the Secrets. Ensures that members present them without a restart.
+/// Writes new certificates of the same CA to the Secrets. Ensures that members present the new certificates without a
+/// restart.
 pub(crate) async fn renews(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -111,8 +112,8 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// Replaces the CA in the peer Secret by a CA that no running member trusts. Ensures that the operator reports this,
-/// and restarts no member.
+/// Replaces the CA in the peer Secret by a CA that no running member trusts. Ensures that the operator reports the
+/// replaced CA, and restarts no member.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),
@@ -146,8 +147,8 @@ async fn replaced_at_once_is_reported(
     Ok(())
 }
 
-/// Invariant 20: the CA is replaced in steps while clients write. In the end, members reject the first certificates,
-/// and all operators connect with their new certificates: for the cluster, for a backup, and for a restore.
+/// Invariant 20: the CA is replaced in steps while clients write. In the end, members reject certificates of the old
+/// CA, and all operators connect with their new certificates: for the cluster, for a backup, and for a restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,
     old: &Authority,

@@ -58,8 +58,8 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The TLS example of v0.9.4 with the Secrets of its documentation. The certificates have only the names of pods, and
-/// the members have no volumes.
+/// Runs the TLS example of v0.9.4 with the Secrets that its documentation describes. The certificates have names of
+/// pods, but not of the members' Services. The members have no volumes.
 #[tokio::test]
 async fn cluster_from_v0_9_4_tls_example_survives_member_changes() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {

@@ -1,5 +1,5 @@
-//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, and the
-//! user changes the clients. Clients that follow this order are always served.
+//! TLS is switched on and off while clients write. In between, members accept clients with and without TLS, so that the
+//! user can change the clients. Clients that change in this time are always served.
 
 use std::time::Duration;
 
@@ -30,9 +30,10 @@ const KEYS: usize = 50;
 /// Failpoints before the writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
+/// The beginning of a change of `spec.TLS` to generated certificates. [`switch_on`] completes the JSON object.
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
-/// With `acceptPlaintext`, members accept clients with and without TLS.
+/// A change of `spec.TLS` after which members accept clients with and without TLS.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
@@ -175,8 +176,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, the operator refuses to switch TLS of a running cluster, because this would lock out its
-/// clients. It still replaces lost members.
+/// Without `acceptPlaintext`, the operator refuses to switch TLS of a running cluster, because this would lock out the
+/// clients. While the operator refuses the switch, it replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -304,8 +305,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// The user requests a switch during a restore in place. The operators connect to the seed with the settings of its
-/// creation, and the switch starts after the restore. A backup does not wait for the switch.
+/// The user requests a switch during a restore in place. The operators connect to the seed with the TLS settings with
+/// which the seed was created, and the switch starts after the restore. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_but_not_for_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
@@ -372,8 +373,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different CAs, so a direct change is impossible. The cluster uses
-    /// plaintext between two switches.
+    /// Static and generated certificates have different CAs, so clients cannot use TLS while the certificates change.
+    /// During this change, members accept clients without TLS.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

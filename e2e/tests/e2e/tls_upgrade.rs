@@ -1,5 +1,5 @@
 //! Upgrades and downgrades of clusters with TLS. etcd 3.6 changed the name of a TLS flag, and etcd 3.7 removed the
-//! earlier name, so the operator recreates or replaces members whose pods have the wrong name.
+//! earlier name, so the operator recreates or replaces members whose pods have the wrong flag.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{members, ready_members};
@@ -23,8 +23,8 @@ async fn changes(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     Ok(())
 }
 
-/// Downgrades the cluster `c`, and deletes a member with its volume after the first member was changed. etcd rejects new
-/// members during a downgrade. Ensures that the member is replaced, and that the downgrade is completed.
+/// Downgrades the cluster `c`. After the first member was changed, deletes another member with its volume. Ensures that
+/// this member is replaced, although etcd rejects new members during a downgrade, and that the downgrade completes.
 async fn downgrade_replaces_lost_member(sandbox: &Sandbox, version: &str) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &identity).await?;
@@ -60,7 +60,8 @@ async fn tls_cluster_is_upgraded_to_newest_release_and_downgraded() {
     cluster_scenario("tls_upgrade", async |sandbox| {
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (old, middle, new) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // The operator appends `snapshotCount` entries to the Raft log before the upgrade to 3.7.
+        // Before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log. The small value
+        // makes this fast.
         let durable = format!("{GENERATED}{DURABLE}  etcd: {{snapshotCount: 1000}}\n");
         sandbox.apply(&manifest("c", 3, &old, &durable)).await?;
         sandbox

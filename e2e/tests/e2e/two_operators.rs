@@ -1,5 +1,5 @@
 //! Several cluster operators: two operators with different Leases act at the same time, a standby takes over, and a
-//! newer release replaces an older one.
+//! newer release replaces an older release.
 
 use std::time::Instant;
 
@@ -30,8 +30,8 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
     Ok(holder(&sandbox.api::<Lease>().get(OPERATOR).await?))
 }
 
-/// Waits until a pod other than `than` holds the Lease, and returns its name. Prints the duration, but does not check
-/// it, because it depends on the machine.
+/// Waits until a pod other than `than` holds the Lease, and returns its name. Prints the time of the takeover, but does
+/// not check this time, because it depends on the machine.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
     let name = until("another pod is the leader", DEADLINE, async || {
@@ -53,7 +53,8 @@ pub(crate) fn end(lease: &Lease) -> Result<Timestamp> {
     Ok(renewed + SignedDuration::from_secs(seconds.into()))
 }
 
-/// Watches the Lease until the pod `than` no longer holds it. Returns the next holder.
+/// Watches the Lease until the pod `than` no longer holds it. Ensures that the Lease did not expire before. Returns the
+/// next holder.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
@@ -77,8 +78,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A cleared Lease was released only if it was cleared before it expired, because a standby also clears an expired
-    // Lease.
+    // If the Lease was cleared before it expired, its holder released it. If the Lease was cleared later, a standby
+    // cleared it.
     ensure!(
         in_time,
         "the lease expired, because its holder did not release it"
@@ -104,7 +105,8 @@ pub(crate) async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Re
     .await
 }
 
-/// Waits until the number of pods and PVCs equals the number of members, and only Services of these members exist.
+/// Waits until each member has one pod, one PVC and one Service, and the cluster has two more Services. No other pods,
+/// PVCs or Services of the cluster may exist.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
@@ -129,8 +131,7 @@ pub(crate) async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is deleted too, because a restarted container would have the same pod name, which still holds the
-    // Lease.
+    // The pod is deleted too, because a restarted container would have the same pod name, which holds the Lease.
     let words = [
         "delete",
         "pod",
@@ -164,7 +165,7 @@ async fn concurrent_operators_and_failover_lose_no_writes() {
     .await;
 }
 
-/// Crashes the leader in the middle of a change, and later stops another leader gracefully. The standby must take over
+/// Crashes the leader in the middle of a change, and later stops the next leader gracefully. The standby must take over
 /// each time.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
@@ -221,8 +222,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_no_leftovers(sandbox, 3).await
 }
 
-/// Adds a second operator with its own Lease, so that two operators act. The same can happen if a process is suspended
-/// for longer than its Lease.
+/// Adds a second operator with its own Lease, so that two operators act at the same time. Without this second Lease,
+/// two operators act at the same time only if a process is suspended for longer than its Lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -267,8 +268,8 @@ subjects:
     .await
 }
 
-/// Invariant 11: two operators with separate Leases form a cluster, replace members, and change its size. Returns a
-/// client that writes.
+/// Invariant 11: two operators with separate Leases form a cluster, replace members, and change the size of the
+/// cluster. Returns a client that writes.
 async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     add_another(sandbox).await?;
     sandbox

@@ -90,8 +90,8 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
     Ok(seen.collect())
 }
 
-/// Waits until all pods are the same as before, with one restart each. The kubelet may report a restart later than the
-/// member serves.
+/// Waits until all pods are the same as in `before`, with one restart each. The kubelet may report the restart after
+/// the member serves clients.
 async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     until("the same pods, each restarted once", DEADLINE, async || {
         in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same as before, with `times` restarts each.
+/// Ensures that the pods are the same as in `before`, with `times` restarts each.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
@@ -197,8 +197,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted since the last upgrade, so the Raft log still contains requests of
-        // the API v2.
+        // Invariant 29: no member has restarted since the upgrade to 3.6, so the Raft log contains requests of the API
+        // v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
@@ -208,8 +208,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     .await;
 }
 
-/// Only a few steps of this test return to an earlier version, because the kubelet delays the restart of a container
-/// whose image ran before.
+/// Only a few steps of this test return to an earlier version, to keep the test short: the kubelet delays the restart
+/// of a container whose image ran before.
 #[tokio::test]
 async fn version_change_can_be_rolled_back_or_replaced() {
     cluster_scenario("versions", async |sandbox| {
@@ -285,7 +285,7 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // The spec gets the running version again.
+    // The test sets the running version in the spec again.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)
@@ -320,7 +320,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     Ok(())
 }
 
-/// Requests a version without an image, and then another version and another size.
+/// Requests a version without an image, and then a version with an image and another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
@@ -352,13 +352,13 @@ async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
 }
 
 /// Sets the old version again when one member runs the new version. Ensures that changed members return to the old
-/// version in their pods, and that the others do not restart.
+/// version in their pods, and that unchanged members do not restart.
 async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // The operator may have changed several members already, so the test counts them.
+    // The operator may have changed several members by now, so the test counts the changed pods.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);

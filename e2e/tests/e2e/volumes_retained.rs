@@ -29,7 +29,7 @@ fn uids(claims: &[PersistentVolumeClaim]) -> BTreeSet<Option<String>> {
     claims.iter().map(ResourceExt::uid).collect()
 }
 
-/// Waits until no PVC of the cluster has an owner, and all PVCs record all voters.
+/// Waits until no PVC of the cluster has an owner, and each PVC records all voters.
 async fn await_retention(sandbox: &Sandbox) -> Result<Vec<PersistentVolumeClaim>> {
     until("the PVCs are retained", DEADLINE, async || {
         let claims = claims(sandbox).await?;
@@ -85,8 +85,8 @@ async fn keep(sandbox: &Sandbox, volume: &str, policy: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the PVC and creates it again on its volume, as a person does after the deletion of the namespace. The new
-/// PVC has another UID. Returns the name of the volume.
+/// Deletes the PVC and creates it again on its volume, as a user does after the deletion of the namespace. The new PVC
+/// has another UID. Returns the name of the volume.
 async fn create_again(sandbox: &Sandbox, claim: &PersistentVolumeClaim) -> Result<String> {
     let api = sandbox.api::<PersistentVolumeClaim>();
     let name = claim.name_any();
@@ -124,7 +124,7 @@ async fn create_again(sandbox: &Sandbox, claim: &PersistentVolumeClaim) -> Resul
     Ok(volume)
 }
 
-/// Retains the volumes of a running cluster, and deletes and creates the EtcdCluster again.
+/// Retains the volumes of a running cluster, deletes the EtcdCluster, and creates the EtcdCluster again.
 async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
     sandbox.apply(&manifest).await?;
@@ -136,7 +136,7 @@ async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     let kept = await_retention(sandbox).await?;
     ensure!(kept.len() == 3, "{} PVCs", kept.len());
     // With `--cascade=foreground`, the garbage collector also deletes the dependents that block the deletion of their
-    // owner. The PVCs must not be among them.
+    // owner. The PVCs must not be among these dependents.
     delete(sandbox, "--cascade=foreground").await?;
     ensure!(
         uids(&claims(sandbox).await?) == uids(&kept),
@@ -150,7 +150,7 @@ async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     Ok((manifest, before))
 }
 
-/// The PVCs are created again, as in a new namespace of the same name.
+/// The PVCs are created again with other UIDs, as in a new namespace of the same name.
 async fn continues_on_other_claims(
     sandbox: &Sandbox,
     manifest: &str,
@@ -217,9 +217,9 @@ mod full {
         .await;
     }
 
-    /// A tool prunes the EtcdCluster by mistake. The same manifest is applied again at once, while the old pods still
-    /// exist. The CA of the peer certificates is generated, and it is deleted with the old EtcdCluster, so the new
-    /// EtcdCluster has another CA.
+    /// A tool prunes the EtcdCluster by mistake. The same manifest is applied again at once, while the old pods exist.
+    /// The CA of the peer certificates is generated, and it is deleted with the old EtcdCluster, so the new EtcdCluster
+    /// has another CA.
     #[tokio::test]
     async fn gitops_prune_and_apply_keep_members_and_volumes() {
         cluster_scenario("gitops_prune", async |sandbox| {

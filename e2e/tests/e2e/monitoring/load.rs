@@ -7,7 +7,7 @@ use anyhow::Result;
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, plugin, until};
 
-/// Number of writes before the next check of the time limit.
+/// Number of writes between two checks of the time limit.
 const WRITES: usize = 32;
 
 /// Writes keys until the database reaches its quota. `number` is the number of the next key.

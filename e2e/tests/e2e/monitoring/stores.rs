@@ -7,9 +7,9 @@ use e2e::manifests::{aws_secret, backup_with};
 use super::Monitor;
 
 impl Monitor<'_> {
-    /// Records the changes of `carts` with a Secret whose key the store rejects. Waits until the alert fires, and until
-    /// it ends after the EtcdBackup names another Secret. The agent then records until the end of the test, so the
-    /// dashboards show its lag.
+    /// Records the changes of `carts` with a Secret whose credentials the store rejects. Waits until the alert fires,
+    /// and until it ends after the EtcdBackup names another Secret. Afterwards, the agent records until the end of the
+    /// test, so the dashboards show the lag of the agent.
     pub(super) async fn faults_of_continuous_backup(&self, bucket: &Bucket) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let mut other = s3.clone();

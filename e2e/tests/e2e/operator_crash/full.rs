@@ -35,7 +35,7 @@ const GROW: &[&str] = &[
     "before-mark-service",
     "before-promote-member",
 ];
-/// The failpoint before the leader transfers its leadership, because its volume is to be replaced.
+/// The failpoint before the operator transfers the leadership from a leader whose PVC is deleted.
 const HANDOVER: &[&str] = &["before-move-leader"];
 /// Failpoints of a removed member.
 const SHRINK: &[&str] = &[
@@ -50,7 +50,7 @@ const REPAIR: &[&str] = &["before-repair-service"];
 /// Failpoints of spec changes that do not restart pods.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// Failpoints of an upgrade to the next minor release and of the downgrade.
+/// Failpoints of an upgrade to the next minor release, and of the downgrade to the previous release.
 const VERSIONS: &[&str] = &[
     "before-append-entries",
     "before-record-raft-log",
