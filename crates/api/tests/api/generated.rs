@@ -61,7 +61,8 @@ fn api_reference_is_up_to_date() {
 fn crds_fit_into_last_applied_annotation_of_kubectl() {
     for (name, definition) in definitions() {
         let size = definition.to_string().len();
-        assert!(size < ANNOTATION_LIMIT / 2, "{name} has {size} bytes");
+        // A quarter stays free for annotations that users add.
+        assert!(size < ANNOTATION_LIMIT / 4 * 3, "{name} has {size} bytes");
     }
 }
 

@@ -169,7 +169,7 @@ impl Model {
         }
         match process {
             Process::Stopped => self.begin(),
-            Process::Copying(stored) => self.copy(stored),
+            Process::Copying(stored) => self.copy(&stored),
             Process::Following {
                 stored,
                 follower,
@@ -207,13 +207,13 @@ impl Model {
         Process::Stopped
     }
 
-    fn copy(&mut self, stored: Stored) -> Process {
+    fn copy(&mut self, stored: &Stored) -> Process {
         let checkpoint = &stored.checkpoint;
         let after = checkpoint.last_copied();
         let mapping = self.identity.mapping.clone();
         let range = mapping.source_range().after(after.as_deref());
         let Some(source) = self.source.page(&range, checkpoint.revision, PAGE) else {
-            self.restart(&stored, CopyReason::Compacted);
+            self.restart(stored, CopyReason::Compacted);
             return Process::Stopped;
         };
         let part = mapping.destination_part(after.as_deref(), None);
@@ -229,7 +229,7 @@ impl Model {
             operations: groups.swap_remove(0),
             ..only_checkpoint(next)
         };
-        match self.commit(&stored, step) {
+        match self.commit(stored, step) {
             Some(next) if matches!(next.checkpoint.phase, Phase::Copying { .. }) => {
                 Process::Copying(next)
             }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 /// The keys with the records of mirrors.
 const RECORDS: &[u8] = b"etcd.database.coreos.com/mirror/";
 

@@ -26,11 +26,11 @@ fn certificate_seen(found: Option<&[&str]>) -> UserSnapshot {
     }
 }
 
-fn login(resource_version: &str, is_verified: bool) -> Option<LoginRecord> {
-    Some(LoginRecord {
+fn login(resource_version: &str, is_verified: bool) -> LoginRecord {
+    LoginRecord {
         password: Some(version(resource_version)),
         is_verified,
-    })
+    }
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn new_user_gets_password_and_roles() {
             Call::GrantRole("reader".to_owned())
         ]
     );
-    assert_eq!(plan.login, login("7", true));
+    assert_eq!(plan.login, Some(login("7", true)));
     let plan = planned_user(
         &user(&certificate(), Owns::Recorded),
         &certificate_seen(None),
@@ -82,11 +82,14 @@ fn answer_of_etcd_decides_whether_password_is_set() {
     let mut seen = user_seen(Some(&["reader"]));
     seen.check = Some(PasswordCheck::Accepted);
     let plan = planned_user(&user, &seen);
-    assert_eq!((calls(&plan), plan.login), (Vec::new(), login("7", true)));
+    assert_eq!(
+        (calls(&plan), plan.login),
+        (Vec::new(), Some(login("7", true)))
+    );
     seen.check = Some(PasswordCheck::Rejected);
     let plan = planned_user(&user, &seen);
     assert_eq!(calls(&plan), [Call::SetPassword]);
-    assert_eq!(plan.login, login("7", true));
+    assert_eq!(plan.login, Some(login("7", true)));
     // etcd cannot add a password to a user without a password, so the user is created again.
     seen.check = Some(PasswordCheck::NoPassword);
     let plan = planned_user(&user, &seen);
@@ -107,7 +110,7 @@ fn changed_password_is_set_without_check_while_auth_is_disabled() {
     let plan = planned_user(&checked(&with_password(), Some("6"), 60), &seen);
     assert_eq!(calls(&plan), [Call::SetPassword]);
     // The status gets no time of a check, so the operator checks the password after authentication is enabled.
-    assert_eq!(plan.login, login("7", false));
+    assert_eq!(plan.login, Some(login("7", false)));
     let plan = planned_user(&checked(&with_password(), Some("7"), 9999), &seen);
     assert_eq!(
         (calls(&plan), plan.login, plan.asks),
