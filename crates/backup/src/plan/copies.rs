@@ -179,7 +179,7 @@ fn begin(backup: &EtcdBackup, copy: &BackupCopy, now: Timestamp) -> Option<Times
         let pause = pause(record.attempts?);
         record.last_attempt_time.as_ref()?.0.checked_add(pause).ok()
     });
-    // A time further in the future than MAX_RETRY was recorded with a wrong clock, and is ignored.
+    // A retry time more than MAX_RETRY in the future was computed with a wrong clock, and is ignored.
     let retry = retry.filter(|time| time.duration_since(now) <= MAX_RETRY);
     Some(retry.unwrap_or(Timestamp::UNIX_EPOCH))
 }
@@ -282,7 +282,7 @@ fn job(
                 clock_difference: Some(retention.clock_difference),
                 ..Snapshot::default()
             };
-            // Invariant 9: without a time on which both clocks agree, no copy is removed.
+            // Invariant 9: while the clocks of the operator and of the API server differ too much, no copy is removed.
             match clock::agreed_time(&clocks, now) {
                 Some(now) => CopyRules::Apply {
                     // Invariant 31: the copy of the newest verified backup is kept.
