@@ -79,8 +79,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. Endpoints that this pod can reach need
-    // no grant, because every pod of the namespace can reach them.
+    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. The URLs in `spec.etcdEndpoints` need no
+    // grant in this case, because every pod of the namespace can connect to them.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {

@@ -361,7 +361,7 @@ fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let mut mounts = mounts.iter();
     let mount = mounts.find(|mount| mount["mountPath"] == "/run/backup/encryption");
     assert_eq!(mount.unwrap()["readOnly"], true);
-    // A program of an older release rejects this argument and ends with an error, so it does not record without
+    // An agent of an older release does not know this argument. It ends with an error, and does not record without
     // encryption.
     assert_eq!(container["args"][2], "--keys=/run/backup/encryption");
     let spec = &deployment["spec"]["template"]["spec"];
