@@ -289,7 +289,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result that the operator reads after the time limit is used.
+    // The operator uses the result of the pod, even if the operator reads this result after the time limit.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
@@ -362,7 +362,7 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         name::name("etcd/main", parts),
         "etcd/main_v7_2026-01-01-00:00:00"
     );
-    // `verified` returns no backup without `spec.verification`, or if the verified backup is at another path than in
+    // `verified` returns no backup if `spec.verification` is not set, or if the verified backup is not at the path in
     // the spec.
     let mut off = backup(json!({}), verified);
     off.spec.verification = None;
