@@ -298,7 +298,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The object is from the other writer, so the transfer must delete the manifest that it has written.
+            // The object is from the other writer, so the transfer must delete its own manifest.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {

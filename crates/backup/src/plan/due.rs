@@ -94,7 +94,7 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // An empty list is accepted, because the removal finds no backup after a change of the path in the spec.
+    // After a change of the path in the spec, the removal finds no backup, so an empty list is accepted too.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 

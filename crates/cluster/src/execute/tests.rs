@@ -199,8 +199,8 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires_befor
         "{:?}",
         acted.failed
     );
-    // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
-    // sends no request for the pod and removes the annotation.
+    // For a member without a PVC, the next request would create the pod. The observation is too old by then, so the
+    // operator sends no request for the pod and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
     // In the next call, the server accepts the PVC after the observation has become too old. The annotation `started`

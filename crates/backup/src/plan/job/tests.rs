@@ -226,7 +226,7 @@ fn removal_task_contains_newest_backup_and_other_owners() {
     };
     assert_eq!(newest, "s3://b/newest");
     assert!(others.contains("another"));
-    // Invariant 9: the backup pod gets the earlier time of the clocks of the operator and of the API server.
+    // Invariant 9: the backup pod gets the time on the clock that is behind, here the clock of the API server.
     let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
     let Some(Job::InPod { order, .. }) = planned else {
         panic!("{planned:?}")

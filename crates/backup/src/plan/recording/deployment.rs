@@ -83,7 +83,8 @@ pub(super) fn deployment(
             namespace: backup.namespace(),
             labels: Some(labels),
             annotations: Some([(ANNOTATION_SPEC_HASH.to_owned(), hash)].into()),
-            // The EtcdBackup owns the Deployment, so the garbage collector deletes the Deployment after the EtcdBackup.
+            // The EtcdBackup owns the Deployment, so the garbage collector deletes the Deployment when the EtcdBackup
+            // is deleted.
             owner_references: backup.owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },

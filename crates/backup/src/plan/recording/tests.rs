@@ -110,7 +110,8 @@ fn invariant_10_missing_agent_is_recorded_and_then_created() {
 #[test]
 fn agent_is_read_only_when_its_check_is_due() {
     let backup = with(|_| {});
-    // The check of the agent is due every 5 s while the condition `Recording` is missing.
+    // The last check of the agent was at second -5. While the condition `Recording` is missing, the next check is due 5
+    // s later.
     assert_eq!(need(&backup, at(-1)), RecordingNeed::Nothing);
     assert_eq!(need(&backup, at(0)), RecordingNeed::AgentAndTarget);
     let waits = plan(&backup, &RecordingInputs::default(), at(-1));

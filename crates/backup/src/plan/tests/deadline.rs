@@ -89,7 +89,7 @@ fn recorded_start_in_future_does_not_extend_deadline() {
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // If the process started while the clock was ahead, its start time is in the future of the corrected clock, and is
+    // If the process started while the clock was ahead, its start time is later than the corrected time, and is
     // ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
     // When the clock has reached the recorded start, the time limit starts with the recorded start.

@@ -110,8 +110,8 @@ fn verification_starts_only_within_its_window() {
         assert!(why.contains(part), "{why}");
     }
     assert!(waits.requeue.is_some(), "{waits:?}");
-    // Outside its window, the EtcdBackup does not reserve the turn of its namespace, so it does not delay the
-    // verifications of other EtcdBackups.
+    // Outside its window, the EtcdBackup does not take the turn of its namespace, so it does not delay the
+    // verifications of other EtcdBackups: only the EtcdBackup with the turn may start a verification.
     assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
     let running = running_since("2026-01-02T11:59:00Z");
     let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);
