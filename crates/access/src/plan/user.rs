@@ -41,7 +41,7 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     let mut plan = Plan::new(as_desired(user, &roles, admitted.etcd));
     plan.record = admitted.record;
     let password = match &seen.password {
-        // If the Secret does not contain the password, the operator reports this, and corrects only the roles of an
+        // If the operator cannot read the password from the Secret, it reports this, and corrects only the roles of an
         // existing user.
         Some(Err(trouble)) => {
             plan.report(trouble.clone());

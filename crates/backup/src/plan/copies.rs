@@ -329,8 +329,8 @@ fn removing(
     inputs: &CopyInputs,
     (since, now): (Timestamp, Timestamp),
 ) -> Removing {
-    // The deletion has canceled the worker that copies, but this worker has not ended and may write a manifest. The
-    // removal therefore waits until the worker has ended.
+    // The deletion has canceled the worker that copies. An active worker may write a manifest until it ends, so the
+    // removal waits for its end.
     if inputs.work.work.is_active() {
         return Removing::Waiting(None);
     }

@@ -79,8 +79,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. The URLs in `spec.etcdEndpoints` need no
-    // grant in this case, because every pod of the namespace can connect to them.
+    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. The pod connects to the URLs themselves,
+    // and not to the addresses of member pods, because every pod of the namespace can connect to these URLs.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {

@@ -127,8 +127,8 @@ fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         Ok((at("e0.prod.svc"), None))
     );
     assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it may connect to the URL
-    // in the spec.
+    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it connects to the URL in
+    // the spec, and not to the address of a member pod.
     let inputs = of_endpoints(volume(), &[pods(7)]);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { order, .. }) = planned else {
