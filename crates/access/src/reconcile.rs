@@ -116,7 +116,8 @@ impl<K: AccessObject> Attempt<'_, K> {
             members: self.cluster.members().ok(),
             password: self.password,
         };
-        // The observation of the EtcdCluster may be older than the reconcile, because several objects share it.
+        // Several reconciles share one observation of the EtcdCluster, so `cluster.at` may be earlier than the start of
+        // this reconcile.
         let since = self.since.min(self.cluster.at);
         let executed = execute(&servers, self.object, &plan.steps, since).boxed();
         let executed = in_stage("execute", executed).await;

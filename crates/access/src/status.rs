@@ -22,7 +22,8 @@ pub(crate) fn compute<K: AccessObject>(
     let generation = object.meta().generation;
     match &plan.record {
         Record::Keep => {}
-        // The password may differ in another etcd cluster or after a restore, so the operator checks it again.
+        // The recorded password and the time of its check belong to the previous etcd cluster, or to the data before a
+        // restore. Without this time, the operator checks the password again.
         Record::Owned(owned) => {
             (status.owned, status.password, status.checked) = (Some(owned.clone()), None, None);
         }

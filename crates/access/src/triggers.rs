@@ -110,9 +110,9 @@ mod tests {
             ("2", &size, false),
             ("3", &spec, true),
             ("4", &restored, true),
-            // The deletion event: only the resourceVersion differs.
+            // The deletion event: the object differs from the object in the previous event only in its resourceVersion.
             ("5", &restored, true),
-            // An EtcdCluster that is created again.
+            // An EtcdCluster that is created again after its deletion.
             ("6", &json!({}), true),
         ] {
             let is_relevant = changes.is_relevant(&event(version, change));

@@ -141,7 +141,8 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // `parse` rejects a name whose year does not have four digits. All years from 1970 to 9892 have four digits.
+        // The seconds from 0 to 250,000,000,000 are in the years 1970 to 9892. `parse` rejects only a name whose year
+        // does not have four digits.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

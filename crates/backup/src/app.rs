@@ -44,8 +44,8 @@ const REMOVALS: Limits = Limits {
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // One removal can delete about 100,000 backups in this time. After a timeout, the next removal deletes the
-    // remaining backups.
+    // A removal can delete about 100,000 backups in an hour. After the timeout, the next removal deletes the remaining
+    // backups.
     timeout: Duration::from_hours(1),
 };
 
@@ -157,12 +157,12 @@ pub async fn work(operator: Operator, settings: Settings, create_crd: bool) {
     let (clusters_changed, clusters_to_report) = mpsc::unbounded_channel();
     let backups = Controllers::<EtcdBackup>::with_changes(&operator, move |backup| {
         if let Some(cluster) = cluster_of(backup) {
-            // After the shutdown, the receiver no longer exists, so this error is ignored.
+            // The send fails only after the shutdown, when the receiver no longer exists. The error is ignored.
             let _ = clusters_changed.send(cluster);
         }
     });
-    // When a transfer or a removal ends, its worker sends the EtcdBackup to `requests`. The controller then reconciles
-    // the EtcdBackup, so that the status shows the result at once.
+    // When a transfer or a removal ends, its worker sends the EtcdBackup to `changes`, the sender of `requests`. The
+    // controller then reconciles the EtcdBackup, so that the status shows the result at once.
     let backups = backups.reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {

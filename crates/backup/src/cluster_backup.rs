@@ -25,8 +25,8 @@ pub(crate) struct ClusterBackups {
 impl Reconcile for ClusterBackups {
     type Object = EtcdCluster;
     type Error = apply::Error;
-    // The cluster operator manages EtcdClusters, and writes their conditions `Managed` and `Unreadable`. This operator
-    // must not write these conditions.
+    // The cluster operator manages EtcdClusters, and writes their conditions `Managed` and `Unreadable`. The backup
+    // operator must not write these conditions.
     const MANAGES: bool = false;
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {

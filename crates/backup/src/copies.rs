@@ -111,8 +111,8 @@ impl Copying {
             key: format!("{}{}", target.key, backup.suffix),
         };
         let places = (&place(&self.from), &place(&self.to));
-        // A single backup has no suffix. Its copy always has the same key, so it may replace the copy of an earlier
-        // backup.
+        // If the EtcdBackup is not periodic, its backups have no suffix. Their copies have one key, so a copy may
+        // replace the copy of an earlier backup.
         let expected = (backup.sha256.as_deref(), backup.suffix.is_empty());
         Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
     }
@@ -136,8 +136,8 @@ impl Copying {
             // An older backup is not copied if the retention rules would delete its copy at once.
             let parts = self.parts(&backup.suffix);
             if parts.is_some_and(|parts| !surplus.contains(&parts)) {
-                // With the result `None`, retention has deleted the backup from the first store since the plan, so
-                // there is nothing to copy.
+                // `Ok(None)` means that retention has deleted the backup from the first store after the plan was made,
+                // so there is nothing to copy.
                 if let Err(trouble) = self.copy(backup, meter, cancelled).await {
                     if cancelled.is_cancelled() {
                         return Err(trouble);

@@ -274,8 +274,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The canceled transfer may have stored the whole backup. The backup therefore fails only after the transfer
-        // has ended and the store was read again.
+        // The transfer is canceled, but may have stored the whole backup. The backup therefore fails only after the
+        // transfer has ended and the store was read again.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));

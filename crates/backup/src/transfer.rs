@@ -130,7 +130,8 @@ impl Transfer {
         // its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        // Invariant 28: a hostile etcd may list members of other clusters, so `limits` restricts the URLs.
+        // Invariant 28: a hostile etcd may advertise client URLs outside of its cluster, so `limits` restricts these
+        // URLs.
         let advertised = members.flat_map(|member| &member.client_urls);
         let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
         urls.extend(advertised.cloned());
@@ -186,8 +187,9 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // If the unfinished uploads cannot be discarded, for example because the operator may not list objects, the
-        // transfer continues. These uploads stay until a lifecycle rule of the bucket deletes them.
+        // If the unfinished uploads cannot be discarded, for example because the operator has no permission to list
+        // objects, the transfer continues. The unfinished uploads then stay until a lifecycle rule of the bucket
+        // deletes them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -210,8 +212,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // These requests may be slow, so they are sent before the commit. The time between the commit and the write of
-        // the manifest must be short, because another writer could replace the object in this time.
+        // The requests in `reads` may be slow, so they are sent before the commit. The time between the commit and the
+        // write of the manifest must be short, because another writer could replace the object in this time.
         let reads = async {
             tokio::join!(
                 self.key_facts(member, &inspected),
@@ -264,8 +266,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object. In this case,
-                // the name counts as free.
+                // Without the permission to list objects, S3 answers "access denied" for a missing object. In this
+                // case, the key counts as free.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };

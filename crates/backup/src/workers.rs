@@ -315,14 +315,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // A panic is caught. Without this, the task would stay in the state `Running`.
+        // A panic is caught, because the task would stay in the state `Running` without an end.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
             outcome = &mut run => outcome,
             () = tokio::time::sleep(self.limits.timeout) => {
                 cancelled.cancel();
-                // A task that succeeds at the time limit counts as successful.
+                // A task that succeeds despite this cancellation counts as successful.
                 return match run.await {
                     Ok(Ok(done)) => Ok(done),
                     _ => Err(timed_out(self.limits.timeout, progress.obstacle())),

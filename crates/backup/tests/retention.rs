@@ -133,7 +133,8 @@ async fn retention_removes_old_backups_with_manifests() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // The kept backups have the revisions 1005, 1004 and 1003. A comparison as text would keep 999.
+    // The kept backups have the revisions 1005, 1004 and 1003. If revisions were compared as text, the rule would keep
+    // 999.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }
@@ -464,7 +465,7 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the clocks differ by less than an hour, the ages are computed from the earlier time.
+    // If the clocks differ by less than an hour, the ages are computed from the clock that is behind.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

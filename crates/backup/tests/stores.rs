@@ -79,7 +79,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // Objects in a directory (`file://`) have no tags. Objects in the other stores have tags.
+    // `store_tag` is the ETag of the upload. A directory (`file://`) has no ETags, so the manifest has no `store_tag`.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
     // Retention keeps the newest backup, and ignores the object of the other path `deep/etcd_v2`.
@@ -114,7 +114,8 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // In a store with tags, another writer replaces the object of the backup with an object of the same size.
+    // In a store with ETags, another writer replaces the object of the backup with an object of the same size. The
+    // backup is then incomplete.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();

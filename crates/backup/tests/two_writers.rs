@@ -278,7 +278,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
-    // Without tags, the store does not show that an object was replaced, so the transfer reads the whole object again.
+    // Without ETags, the store does not show that an object was replaced, so the transfer reads the whole object again.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -298,7 +298,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The object is from the other writer, so the transfer must delete the manifest that it has written.
+            // The object is from the other writer, so the transfer must delete its own manifest.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
@@ -373,7 +373,7 @@ async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
     // The next attempt replaces the backup of the other writer, even if the other writer stores another backup before
-    // the commit.
+    // or during the commit of this attempt.
     for interference in [
         Interference::None,
         Interference::BackupBeforeCommit,
@@ -480,7 +480,7 @@ async fn overwritten_backup_object_is_not_adopted() {
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
         if !has_tags && !verify_content {
-            // Without tags, only a read of the whole object (`verify_content`) shows that the object was replaced.
+            // Without ETags, only a read of the whole object (`verify_content`) shows that the object was replaced.
             assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }

@@ -351,7 +351,7 @@ mod tests {
         // The order of the CAs in the trust bundle makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // A pod without annotations about its CAs is not outdated without cert-manager, because its CAs are unknown.
+        // A pod without annotations about its CAs is not outdated, unless cert-manager issues the certificates.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
         assert_eq!(with(&[&old, &new], None).outdated("db-a"), None);
     }

@@ -130,8 +130,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: the operator logs in with its certificate, which works even after the loss of the quorum.
-            // etcd has the user `OPERATOR_USER` since authentication was enabled.
+            // Invariant 21: the operator logs in with its certificate, and this log-in needs no quorum. etcd has the
+            // user `OPERATOR_USER` since authentication was enabled.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {

@@ -191,14 +191,15 @@ pub(super) fn deletion<K: AccessObject>(
     }
     let facts = match cluster {
         Cluster::Missing => return release(),
-        // Invariant 1: an EtcdCluster that cannot be read may exist.
+        // Invariant 1: an EtcdCluster that cannot be read may still exist.
         Cluster::Unknown(_) => None,
         Cluster::Present(facts) => Some(facts),
     };
     if facts.is_some_and(|facts| facts.is_deleting || !facts.matches(owned)) {
         return release();
     }
-    // Invariant 43: a role or a user that another object has recorded stays in etcd.
+    // Invariant 43: the status of another object has recorded the same role or user, so this deletion leaves it in
+    // etcd.
     if rivals.iter().any(|rival| rival.owns) {
         return release();
     }
@@ -207,8 +208,8 @@ pub(super) fn deletion<K: AccessObject>(
         Some(facts) => match (hold(&owned.cluster, facts), &facts.etcd) {
             (Some(trouble), _) => Err(trouble),
             (None, Err(trouble)) => Err(trouble.clone()),
-            // Invariant 43: the user of the operators stays in etcd. spec.auth.secret may have changed to this user
-            // after the status has recorded it.
+            // Invariant 43: the role `root` and the users with which the operators log in stay in etcd.
+            // spec.auth.secret of the EtcdCluster can name a user that an EtcdUser has recorded before.
             (None, Ok(etcd)) if K::is_of_operators(&owned.name, etcd) => return release(),
             (None, Ok(_)) => entry.map_err(Clone::clone),
         },

@@ -46,7 +46,7 @@ pub(crate) fn plan_role(role: &EtcdRole, seen: &RoleSnapshot) -> Plan {
         plan.call(Call::CreateRole);
     }
     let found = found.unwrap_or_default();
-    // New permissions are granted first, so that a changed range does not interrupt clients.
+    // Grants come before revocations, so that clients keep their access while the range of a permission changes.
     for (range, access) in &wanted {
         let permission = KeyPermission {
             range: range.clone(),

@@ -41,7 +41,8 @@ pub(crate) fn plan_user(user: &EtcdUser, seen: &UserSnapshot, now: Timestamp) ->
     let mut plan = Plan::new(as_desired(user, &roles, admitted.etcd));
     plan.record = admitted.record;
     let password = match &seen.password {
-        // Even without the password, the operator corrects the roles of an existing user.
+        // If the operator cannot read the password from the Secret, it reports this, and corrects only the roles of an
+        // existing user.
         Some(Err(trouble)) => {
             plan.report(trouble.clone());
             None
@@ -156,7 +157,7 @@ fn as_desired(user: &EtcdUser, roles: &Roles, etcd: &EtcdFacts) -> Trouble {
 /// Why the cluster cannot have this user.
 fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Trouble> {
     let (name, cluster) = (user.etcd_name(), &user.spec.etcd_cluster.name);
-    // Invariant 43: the operators must be able to log in, so no EtcdUser changes their user.
+    // Invariant 43: no EtcdUser changes the user with which the operators log in.
     if etcd.operator_user.as_deref() == Some(name) {
         let text = format!(
             "spec.userName: the operators log in to EtcdCluster {cluster} as {name} (spec.auth.secret): choose another \
@@ -174,7 +175,7 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
         );
         return Some(Trouble::new(Reason::NoClientTls, text));
     }
-    // etcd before 3.4 ignores the option for a user without a password, and creates a user with an empty password.
+    // etcd before 3.4 ignores the request for a user without a password, and creates the user with an empty password.
     let version = facts.version.as_ref();
     if version.is_none_or(|version| version.minor() < (3, 4)) {
         let found = version.map_or_else(|| "unknown".to_owned(), ToString::to_string);

@@ -161,7 +161,8 @@ mod tests {
             json!({ "access": "Read" }),
             json!({ "access": "Read", "key": "b", "rangeEnd": "a" }),
             json!({ "access": "Read", "key": "" }),
-            // For etcd, this range end means all keys from `a` on. The spec has `fromKey` for such a range.
+            // etcd treats this range end as `all keys from the key on`. The spec has `fromKey` for such a range, so
+            // this permission is rejected.
             json!({ "access": "Read", "key": "a", "rangeEnd": "\u{0}" }),
         ] {
             assert_eq!(fields(&of(json!([permission]))), [first], "{permission}");

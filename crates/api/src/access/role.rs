@@ -150,8 +150,8 @@ fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
             return (prefix.to_vec(), end);
         }
     }
-    // The prefix is empty or has only bytes 0xff, so no key is greater than all keys with the prefix. etcd requires a
-    // key, and the first possible key is a zero byte.
+    // No byte of the prefix is below 0xff, so the range has no upper bound. etcd expects a zero byte as the end of such
+    // a range. For an empty prefix, the range starts at the first possible key, which is also a zero byte.
     let key = if prefix.is_empty() {
         vec![0]
     } else {

@@ -202,8 +202,8 @@ pub(crate) fn copy_problems(
             ));
         }
         let Some(block) = copy.block() else { continue };
-        // Two stores must not have the same location: their backups would overwrite each other, and two sets of
-        // retention rules would apply.
+        // Two stores of one EtcdBackup must not have the same location: the backup in one store would overwrite the
+        // backup in the other, and two sets of retention rules would apply to it.
         if places.iter().any(|other| is_same_place(other, &block)) {
             problems.push(Problem::new(
                 format!("{prefix}.{}.path", block.source().block()),
@@ -234,8 +234,8 @@ pub fn name_suffix<'a>(block: &StorageBlock, location: &'a str) -> Option<&'a st
     let source = block.source();
     let path = source.path();
     let found = block.path_in(location)?;
-    // In the operator's local directory, the location also contains the path of this directory, so only the end is
-    // compared.
+    // The location in a local store starts with the path of the operator's backup directory, so only the end of the
+    // location is compared.
     let is_path = |text: &str| match block {
         StorageBlock::Local(_) => text.ends_with(&format!("/{path}")),
         _ => text == path,

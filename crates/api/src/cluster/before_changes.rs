@@ -136,7 +136,7 @@ impl EtcdClusterSpec {
     /// The maximum age of the backup before this change. `None` if the change does not wait for a backup.
     pub fn max_backup_age_before(&self, change: &ClusterChange) -> Option<Duration> {
         if *change == ClusterChange::Deletion {
-            // The backup must be newer than the request for the deletion.
+            // A maximum age of zero: the backup must be newer than the request for the deletion.
             return self.backs_up_before_deletion().then_some(Duration::ZERO);
         }
         let backup = self.backup.as_ref()?;

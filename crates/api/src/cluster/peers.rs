@@ -101,8 +101,8 @@ mod tests {
     fn new_member_uses_tls_only_if_previous_stage_has_certificates() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // If new members use TLS in this stage, the existing members already have certificates, because the
-            // previous stage (`least`) is later than `Plain`.
+            // `least` is the stage before `stage`. If new members use TLS in `stage`, then `least` is later than
+            // `Plain`, so the existing members already have certificates.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

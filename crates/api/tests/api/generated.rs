@@ -31,8 +31,8 @@ fn crd_yaml_is_up_to_date() {
         // Helm keeps a CRD with this annotation when the chart is uninstalled, because the deletion of a CRD deletes
         // all its objects.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // The chart updates an installed CRD only if the version in this label of the installed CRD is older than the
-        // version of the chart.
+        // The chart replaces a CRD of another release, or of an operator with `--create-crd`, only if the label
+        // `app.kubernetes.io/version` of this CRD is older than the version of the chart.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),

@@ -66,8 +66,8 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // The fields of `template.spec` are skipped, because they are the fields of an EtcdCluster, which the page
-        // already lists.
+        // The fields of `template.spec` are skipped, because they are the fields of an EtcdCluster, which the API
+        // reference already lists.
         if path.ends_with("template.spec") {
             continue;
         }

@@ -93,7 +93,7 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
     }
     let untested: Vec<&String> = messages
         .iter()
-        // The fixtures are new objects, which cannot violate a rule for changes.
+        // The fixtures are new objects, which cannot violate a rule that compares an object with its previous version.
         .filter(|message| !is_rule_for_changes(message))
         .filter(|message| {
             !fragments

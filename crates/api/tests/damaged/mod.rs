@@ -1,7 +1,7 @@
 //! Damaged variants of real inputs, to test the parsers of every crate. A parser must not panic, and must use little
 //! time and memory.
 
-#![allow(dead_code)] // Each crate uses the parts that it needs.
+#![allow(dead_code)] // Each crate that includes this module uses only a part of it.
 
 use std::time::{Duration, Instant};
 

@@ -47,8 +47,7 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // If the EtcdCluster requests no backup, the annotation of an earlier request on the EtcdBackup is not
-                // a difference.
+                // If the EtcdCluster requests no backup, the EtcdBackup may keep the annotation of an earlier request.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
@@ -164,7 +163,7 @@ fn state_of(backup: &EtcdBackup, requested: Timestamp) -> String {
     let complete = status.and_then(|status| status.last_success_date.as_ref());
     let is_complete = complete.is_some_and(|time| time.0 >= requested);
     match find(backup.conditions(), &ConditionType::Ready) {
-        // The message of `Ready` names a problem only if `Ready` is not True.
+        // If `Ready` is True, its message names no problem. This arm names the missing verification.
         Some(ready)
             if ready.status == "True" && is_complete && backup.spec.verification.is_some() =>
         {

@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(others(&backup("new", |_| ()), &all), ["copies"]);
         let all = [Guarded(Ok(copy("bucket/etcd_v2")))];
         assert_eq!(others(&backup("new", |_| ()), &all), Vec::<String>::new());
-        // The EtcdBackup `own` has a copy at the path of the first store of the EtcdBackup `new`.
+        // `own` has a copy at the path of the first store of `new`, so both EtcdBackups write to this path.
         let own = copy("bucket/etcd");
         let to = sources_of(&own).nth(1).unwrap();
         assert!(writes_to(&own, &to, &Guarded(Ok(backup("new", |_| ())))));

@@ -270,8 +270,8 @@ mod tests {
         }
         let claim = json!({ "metadata": { "name": "backups" } });
         checked(200, claim).await.unwrap();
-        // Invariant 1: the check accepts these answers, because they do not prove that the PersistentVolumeClaim is
-        // missing.
+        // Invariant 1: the check accepts each of the following answers, because none of them proves that the
+        // PersistentVolumeClaim is missing.
         for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
             let refused = refusal(code, reason, named.clone());
             checked(code, refused).await.unwrap();

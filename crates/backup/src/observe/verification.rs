@@ -21,7 +21,7 @@ pub(crate) async fn inputs(
     match need(backup, now) {
         VerificationNeed::Nothing => {
             // No verification can start now, for example because its window has closed. If this EtcdBackup has the turn
-            // of its namespace, the turn ends, because other EtcdBackups may wait for the turn.
+            // of its namespace, its turn ends, because only one EtcdBackup of a namespace has the turn to verify.
             let namespace = backup.namespace().unwrap_or_default();
             let uid = backup.uid().unwrap_or_default();
             context.turns.end(&namespace, &uid);

@@ -179,7 +179,7 @@ fn begin(backup: &EtcdBackup, copy: &BackupCopy, now: Timestamp) -> Option<Times
         let pause = pause(record.attempts?);
         record.last_attempt_time.as_ref()?.0.checked_add(pause).ok()
     });
-    // A time further in the future than MAX_RETRY was recorded with a wrong clock, and is ignored.
+    // A retry time more than MAX_RETRY in the future was computed with a wrong clock, and is ignored.
     let retry = retry.filter(|time| time.duration_since(now) <= MAX_RETRY);
     Some(retry.unwrap_or(Timestamp::UNIX_EPOCH))
 }
@@ -282,7 +282,7 @@ fn job(
                 clock_difference: Some(retention.clock_difference),
                 ..Snapshot::default()
             };
-            // Invariant 9: without a time on which both clocks agree, no copy is removed.
+            // Invariant 9: while the clocks of the operator and of the API server differ too much, no copy is removed.
             match clock::agreed_time(&clocks, now) {
                 Some(now) => CopyRules::Apply {
                     // Invariant 31: the copy of the newest verified backup is kept.
@@ -329,8 +329,8 @@ fn removing(
     inputs: &CopyInputs,
     (since, now): (Timestamp, Timestamp),
 ) -> Removing {
-    // The deletion has canceled the worker that copies, but this worker has not ended and may write a manifest. The
-    // removal therefore waits until the worker has ended.
+    // The deletion has canceled the worker that copies. An active worker may write a manifest until it ends, so the
+    // removal waits for its end.
     if inputs.work.work.is_active() {
         return Removing::Waiting(None);
     }

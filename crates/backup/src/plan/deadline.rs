@@ -55,9 +55,9 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock may have recorded a start in the future. In this case, `begun` becomes the start of this process,
-    // or the creation of the EtcdBackup if the creation is later. If the start of this process is unknown or in the
-    // future too, `begun` becomes the current time.
+    // A start time in the future was recorded with a wrong clock. `begun` then becomes the start of this process
+    // (`since`), or the creation of the EtcdBackup if the creation is later. If `since` is unknown or in the future
+    // too, `begun` becomes the current time.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -108,8 +108,8 @@ fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The condition of a periodic EtcdBackup may report that the previous backup has exceeded its deadline.
-    // `status.reason` belongs to the current backup, so a condition with another message is ignored.
+    // `status.reason` is the message about the current backup. In a periodic EtcdBackup, the condition may still be
+    // about the previous backup. The condition then has another message, and is ignored.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

@@ -64,8 +64,8 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
         .deletion_timestamp
         .as_ref()
         .map_or(now, |time| time.0);
-    // The copies are removed before the backups in the first store. The operator finds the copies only while the status
-    // of the EtcdBackup exists.
+    // The copies are removed first, because the removal of the backups in the first store ends with the removal of the
+    // finalizer. Without the status of the EtcdBackup, the operator cannot find the copies.
     if let Some(plan) = copies::plan_removal(backup, &snapshot.copies, since, now) {
         return plan;
     }

@@ -21,7 +21,8 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
         return Next::Due;
     };
     let status = backup.status.as_ref();
-    // If the spec was changed after a backup was interrupted or had failed, the backup is repeated at once.
+    // A backup that a change of the spec has interrupted is repeated at once. After a change of the spec, a failed
+    // backup is repeated at once too.
     let is_repeated = status.is_some_and(is_open)
         || failed_generation(backup).is_some_and(|failed| *failed != backup.metadata.generation);
     if is_repeated {
@@ -93,7 +94,7 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // An empty list is accepted, because the removal finds no backup after a change of the path in the spec.
+    // After a change of the path in the spec, the removal finds no backup, so an empty list is accepted too.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 

@@ -65,7 +65,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         return planned(Action::Nothing, idle, requeue);
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
-    // Invariant 9: a removal starts only from here on, where the status reports the newest complete backup.
+    // Invariant 9: a removal starts only after `is_retention_pending` has found the newest complete backup in the
+    // status.
     let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {

@@ -79,8 +79,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. Endpoints that this pod can reach need
-    // no grant, because every pod of the namespace can reach them.
+    // A transfer to a volume runs in a pod in the namespace of the EtcdBackup. The pod connects to the URLs themselves,
+    // and not to the addresses of member pods, because every pod of the namespace can connect to these URLs.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -239,8 +239,8 @@ pub(super) fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> R
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: `now` becomes the earlier time of the clocks of the operator and of the API server. A backup pod
-    // computes ages from this time, because the clock of its node may differ.
+    // Invariant 9: `now` becomes the time on the clock that is behind: of the operator or of the API server. A backup
+    // pod computes ages from this time, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         // Invariant 31: the newest verified backup is kept.

@@ -33,7 +33,7 @@ pub(super) fn plan_attempt(
         let verdict = obstacle.map_or(Verdict::Running(moved), Verdict::Waiting);
         return wait(verdict, PROGRESS_INTERVAL);
     }
-    // When the failure of an attempt is known, the attempt is subtracted from the unfinished attempts in the status.
+    // An attempt that has reported its failure no longer counts as unfinished, so the count in the status is reduced.
     let uncount = || match work {
         Work::Ended(Err(_)) => count_without_current(&snapshot.transfer),
         _ => None,

@@ -88,7 +88,7 @@ pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
             name: Some(name(order)),
             namespace: backup.namespace(),
             labels: Some(labels.into()),
-            // The EtcdBackup owns the pod, so Kubernetes deletes both together.
+            // The EtcdBackup owns the pod, so the garbage collector deletes the pod when the EtcdBackup is deleted.
             owner_references: Some(vec![OwnerReference {
                 api_version: EtcdBackup::api_version(&()).into_owned(),
                 kind: EtcdBackup::kind(&()).into_owned(),

@@ -265,8 +265,8 @@ fn plan_agent(
             RecordingPlan::wait(starting()).with(RecordingStep::Apply(desired(target)))
         }
         // The spec requires encryption, but the running agent does not encrypt. The agent is therefore stopped until
-        // `trouble` ends, for example until the Secret with the key exists. The stop costs little, because a start of
-        // the encryption always causes a gap.
+        // `trouble` ends, for example until the Secret with the key exists. The stop costs little, because the start of
+        // encryption always causes a gap in the recorded changes.
         (AgentState::Found(found), Err(trouble))
             if backup.spec.encryption.is_some() && !deployment::encrypts(&found.deployment) =>
         {

@@ -21,7 +21,7 @@ fn requested(backup: &EtcdBackup) -> Option<Timestamp> {
 /// The time at which the requested backup must start. `None` without a request, or if a backup was completed after the
 /// request.
 pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
-    // A requested time that is far in the future is ignored, because it was written with a wrong clock.
+    // A requested time more than MAX_CLOCK_SKEW in the future was written with a wrong clock, and is ignored.
     let requested = requested(backup).filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)?;
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());

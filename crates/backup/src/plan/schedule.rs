@@ -106,7 +106,7 @@ impl Schedule {
     fn at(&self, cron: &Cron, last: Timestamp, seed: &str, now: Timestamp) -> Next {
         // The search begins after `from`, which skips all runs whose starting deadline has passed.
         let from = match self.deadline {
-            // If the deadline reaches back before the first representable time, `since` is `None`, and no run is
+            // If `now` minus the deadline is before the first representable time, `since` is `None`, and no run is
             // skipped.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();

@@ -146,7 +146,7 @@ fn begin(backup: &EtcdBackup, settings: &Verification, now: Timestamp) -> Begin 
     if due > now {
         return Begin::At(due);
     }
-    // An upgrade or another change of the cluster waits for this verification, so the verification may start outside
+    // If an upgrade or another change of the cluster waits for this verification, the verification may start outside
     // its window.
     if request::wants_verification(backup) {
         return Begin::Now;

@@ -82,8 +82,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.as_deref().unwrap_or_default()
             ),
         )),
-        // The container waits, for example because its volume is attached to another node. Only Events of the pod
-        // contain this reason.
+        // The container waits, for example because its volume is attached to another node. Only an Event of the pod
+        // contains this cause.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())

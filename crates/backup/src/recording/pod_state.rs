@@ -45,7 +45,7 @@ pub(crate) fn problem(pod: &Pod) -> Option<Trouble> {
         let message = format!("the image of the agent cannot be pulled: {message}");
         return Some(Trouble::new(Reason::ImageNotFound, message));
     }
-    // The termination message is the end of the log of the ended container, which contains the problem of the agent.
+    // The termination message is the end of the log of the ended container. It contains the problem of the agent.
     if let Some(ended) = ended {
         let log = ended.message.as_deref().unwrap_or_default().trim();
         let message = format!("the agent ended with exit code {}: {log}", ended.exit_code);

@@ -102,11 +102,12 @@ async fn record(arguments: &Record) -> Result<(), Trouble> {
             Trouble::new(Reason::StepFailed, format!("the agent cannot record: {error}"))
         }),
         () = ended_after_change(&mounted) => {
-            // No change is lost: the next process reads the changes of these segments again from etcd.
+            // The changes in the segments that are not stored are not lost, because the next process reads them again
+            // from etcd.
             tracing::warn!("the last segments cannot be stored with the old Secrets: the agent starts again");
             Ok(())
         }
-        // This branch is never chosen, because the server of the reports never ends.
+        // This branch is never chosen, because `report::serve` never returns.
         () = report::serve(monitor) => Ok(()),
     }
 }

@@ -129,7 +129,7 @@ fn copy(continuous: &mut ContinuousStatus, report: &AgentReport) {
     if let Some(complete) = complete_time {
         continuous.complete_time = time(*complete);
     }
-    // The report is not trusted, so its numbers can have any value.
+    // The report is not trusted. Its numbers can have any value, so the subtractions saturate.
     let known = complete_time.map(|complete| report.now.saturating_sub(complete).max(0) / MICROS);
     let last = continuous.complete_time.as_ref();
     let since = |last: &Time| {

@@ -95,8 +95,8 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // This verification has no result, so the condition continues to report the backup that could not be
-                // restored.
+                // This verification has no result, so the condition continues to report the backup that an earlier
+                // verification could not restore.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -297,7 +297,8 @@ mod tests {
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
-        // The verification of `s3://b/2` has no result, so the condition continues to report the damaged backup.
+        // The verification of `s3://b/2` has no result, so the condition continues to report the damaged backup
+        // `s3://b/1`.
         verdicts.extend([starting("s3://b/2"), failed(false)]);
         let status = after_verdicts(&verdicts);
         assert_eq!(condition(&status), reported);

@@ -237,7 +237,8 @@ mod tests {
             order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum, etcd returns no member list, and the operator uses the URLs in the spec.
+        // Without a quorum, etcd returns no member list. Then all answers are used, and the first URL of each member is
+        // kept.
         assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 

@@ -82,7 +82,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let manifest_key = manifest_key(key);
-    // Invariant 12: without tags, the store does not show that another writer has replaced the object. If the manifest
+    // Invariant 12: without ETags, the store does not show that another writer has replaced the object. If the manifest
     // has changed since `previous` was read, the whole object is compared with the manifest of this transfer.
     let without_tags = committed.tag.is_none();
     if without_tags {

@@ -61,7 +61,7 @@ pub(crate) async fn copy_backup(
         return Ok(Some(copy));
     }
     // Invariant 9: another EtcdBackup with the same path may have written a backup at this key. The copy of a periodic
-    // backup (`replaces` is false) does not replace it.
+    // backup (`replaces` is false) does not replace that backup.
     if !replaces
         && let Some(other) = current_manifest(to.store.as_ref(), &to.key).await?
         && !is_same_backup(&other, &manifest)
@@ -85,8 +85,8 @@ async fn complete_copy(to: &Place, manifest: &BackupManifest) -> Result<Option<S
         is_same_backup(copy, manifest)
     });
     let found = match found.await {
-        // If the operator may not list objects, S3 answers "access denied" for a missing object, so the copy counts as
-        // missing.
+        // Without the permission to list objects, S3 answers "access denied" for a missing object, so the copy counts
+        // as missing.
         Err(trouble) if trouble.reason == Reason::AccessDenied => None,
         found => found?,
     };
@@ -122,8 +122,8 @@ async fn copy_object(
         bytes: 0,
         total: Some(size),
     });
-    // If the unfinished uploads cannot be discarded, for example because the operator may not list objects, the copy
-    // continues. These uploads stay until a lifecycle rule of the bucket deletes them.
+    // If the unfinished uploads cannot be discarded, for example because the operator has no permission to list
+    // objects, the copy continues. The unfinished uploads then stay until a lifecycle rule of the bucket deletes them.
     let discarded = store.discard_unfinished(&to.key, since.as_second());
     if let Err(trouble) = cancelable(cancelled, discarded).await {
         let key = &to.key;
@@ -152,7 +152,8 @@ async fn copy_object(
     }
     let previous = current_manifest(store, &to.key).await?;
     fail::fail_point!("backup-before-copy-commit");
-    // Invariant 12: the content has matched the manifest. At the commit, the store must acknowledge the whole object.
+    // Invariant 12: `stream` has compared the content with the manifest. At the commit, the store must acknowledge the
+    // whole object.
     let committed = cancelable(cancelled, upload.commit()).await?;
     if committed.size != size {
         return Err(Trouble::new(

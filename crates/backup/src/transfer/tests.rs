@@ -25,7 +25,8 @@ async fn is_ended(step: u64) -> bool {
 #[tokio::test]
 async fn transfer_below_minimum_progress_is_ended() {
     let mebibyte = 1 << 20;
-    // A transfer is too slow if it receives nothing or one byte in each step.
+    // `step` is the number of bytes that the transfer receives in each step. Zero bytes and one byte are below the
+    // minimum.
     for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
         assert_eq!(is_ended(step).await, expected, "{step}");
     }

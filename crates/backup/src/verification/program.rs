@@ -184,8 +184,8 @@ mod tests {
         // The manifest of a large database contains no hash, so only the number of keys is compared.
         let large = contents(Some(2), None);
         assert_eq!(judge(&large, &found(7, 2, 9)), proof(2, true, false));
-        // A restore that has raised the revision adds an empty key (see `is_equal`), so one key more than in the
-        // manifest is accepted.
+        // If an earlier restore has raised the revision of the cluster, the data contains an empty key (see
+        // `is_equal`). One key more than in the manifest is therefore accepted.
         assert_eq!(judge(&recorded, &found(7, 3, 9)), proof(2, true, true));
         for keys in [1, 4] {
             for recorded in [&recorded, &large] {

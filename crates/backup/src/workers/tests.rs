@@ -466,7 +466,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue((owner(uid), uid), transfer, || true);
     }
-    // Only a transfer that has a slot can time out.
+    // Each transfer is queued, then ready, and then ends with the timeout. It never runs.
     let timed_out = |case: &Case, uid: &String| {
         let state = case.workers.observe(uid);
         assert_eq!(state.recorded_count, None, "{uid}");

@@ -121,7 +121,8 @@ async fn periodic_backup_is_found_by_its_start_time() {
         EarlierAttempt::Incomplete(numbered(begun))
     );
 
-    // After a crash between the object and the manifest, the next attempt overwrites the object.
+    // After a crash between the write of the object and the write of the manifest, the next attempt overwrites the
+    // object.
     store.delete(&manifest_key(key)).await.unwrap();
     fill(&etcd.client_url, 1).await;
     let EarlierAttempt::Incomplete(name) = find("uid-1", begun).await else {

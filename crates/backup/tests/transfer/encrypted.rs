@@ -98,8 +98,8 @@ async fn unencrypted_backup_is_not_adopted_if_spec_requires_encryption() {
     let snapshot = recorded().await;
     let none = CancellationToken::new();
     for encryption in [None, Some(key())] {
-        // In a directory, the adoption compares the checksum of the whole stored object. The adoption needs no key,
-        // because the manifest contains the checksum of the encrypted object.
+        // A directory has no ETags, so the adoption compares the checksum of the whole stored object. The adoption
+        // needs no key, because the manifest contains the checksum of the encrypted object.
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(LocalStore::new(dir.path()));
         let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));

@@ -188,8 +188,8 @@ impl Certificates {
             (Some(trust), _) => trust.split('@').next() != wanted.split('@').next(),
             // If a person has deleted the annotation with the trust digest, the list of CAs is compared.
             (None, Some(_)) => noted.authorities != now,
-            // Invariant 20: cert-manager's certificate of a second CA waits until every pod trusts this CA. A pod
-            // without annotations, such as a restored seed pod, therefore restarts if the Secrets contain two CAs.
+            // Invariant 20: a certificate of a second CA is used only after every pod trusts this CA. A pod without
+            // annotations, such as a restored seed pod, therefore restarts if the Secrets contain two CAs.
             (None, None) => self.issued.is_some() && now.as_ref().is_some_and(several),
         };
         other.then(|| "etcd was started with other certificate authorities".to_owned())

@@ -199,12 +199,12 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires_befor
         "{:?}",
         acted.failed
     );
-    // Without a volume, the next request would create the pod. The observation is too old by then, so the operator
-    // sends no request for the pod and removes the annotation.
+    // For a member without a PVC, the next request would create the pod. The observation is too old by then, so the
+    // operator sends no request for the pod and removes the annotation.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // The server accepts the PVC too late in this call. The annotation `started` stays, because the PVC exists and the
-    // next reconcile or another operator process creates the pod.
+    // In the next call, the server accepts the PVC after the observation has become too old. The annotation `started`
+    // stays, because the PVC exists: the next reconcile or another operator process creates the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -255,8 +255,8 @@ async fn failed_pvc_creation_is_retried_until_observation_expires() {
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // Status 429 proves that the request had no effect, so the operator removes the annotation. After other status
-        // codes, the annotation stays.
+        // Status 429 proves that the request had no effect, so the operator removes the annotation. After 503 and 504,
+        // the effect is unknown, and the annotation stays.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()

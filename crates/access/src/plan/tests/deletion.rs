@@ -35,7 +35,7 @@ fn finalizer_is_removed_if_cluster_no_longer_exists() {
     let clusters = [
         Cluster::Missing,
         with_cluster(|facts| facts.is_deleting = true),
-        // The EtcdCluster was created again without its data.
+        // A new EtcdCluster with the same name. Its cluster ID differs, so its etcd has none of the old data.
         with_cluster(|facts| {
             facts.uid = "new-uid".to_owned();
             facts.cluster_id = Some("bb".to_owned());
@@ -58,7 +58,7 @@ fn deletion_waits_for_answer_unless_role_is_retained() {
     let clusters = [
         Cluster::Unknown("the API server does not answer".to_owned()),
         with_cluster(|facts| facts.etcd = Err(unreachable())),
-        // The EtcdCluster was created again, and its volumes may contain the role.
+        // A new EtcdCluster with the same name. Its cluster ID is not known yet, so its volumes may contain the role.
         with_cluster(|facts| {
             facts.uid = "new-uid".to_owned();
             facts.cluster_id = None;

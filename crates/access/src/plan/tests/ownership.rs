@@ -141,7 +141,7 @@ fn owner_or_else_oldest_object_manages_the_user() {
         created: Some(at(second)),
         owns,
     };
-    // The object of the test is `app`, created at second 100.
+    // The EtcdUser under test is `app`, created at second 100. `owns` is the ownership in its status.
     for (rival, owns, conflicts) in [
         (rival("older", 99, false), Owns::Nothing, true),
         (rival("younger", 101, false), Owns::Nothing, false),
@@ -177,7 +177,7 @@ fn changed_name_or_cluster_is_reported() {
         assert!(plan.state.message.contains(field), "{plan:?}");
         assert_eq!((plan.steps, plan.record), (Vec::new(), Record::Keep));
     }
-    // Before the status has recorded the role, a user can change its name.
+    // While the status has recorded no role, `spec.roleName` may change: the operator records the new name.
     let renamed = role(&json!({ "roleName": "writer" }), Owns::Nothing);
     assert!(is_record(&plan_role(&renamed, &role_seen(None)), false));
 }

@@ -109,7 +109,8 @@ fn changed_password_is_set_without_check_while_auth_is_disabled() {
     seen.cluster = with_cluster(|facts| facts.etcd = Ok(EtcdFacts::default()));
     let plan = planned_user(&checked(&with_password(), Some("6"), 60), &seen);
     assert_eq!(calls(&plan), [Call::SetPassword]);
-    // The status gets no time of a check, so the operator checks the password after authentication is enabled.
+    // `is_verified` is false, so the status gets no time of a check. The operator therefore checks the password as soon
+    // as authentication is enabled.
     assert_eq!(plan.login, Some(login("7", false)));
     let plan = planned_user(&checked(&with_password(), Some("7"), 9999), &seen);
     assert_eq!(
@@ -136,7 +137,8 @@ fn user_with_certificate_has_no_password() {
         };
         assert_eq!(calls[..2], [Call::DeleteUser, created]);
     }
-    // The spec had a password before. While authentication is disabled, the operator knows this only from the status.
+    // The spec had a password before it had a client certificate. While authentication is disabled, etcd checks no
+    // passwords, so only the status shows that the user has a password.
     let mut seen = certificate_seen(found);
     seen.cluster = with_cluster(|facts| facts.etcd = Ok(EtcdFacts::default()));
     let changed = planned_user(&checked(&certificate(), Some("7"), 60), &seen);
@@ -203,7 +205,7 @@ fn missing_secret_is_reported_and_roles_are_still_corrected() {
         ]
     );
     seen.found = Ok(None);
-    // Without a password, the status must not record a user that the operator cannot create.
+    // A user that does not exist is neither created nor recorded without its password.
     for owns in [Owns::Nothing, Owns::Recorded] {
         let plan = planned_user(&user(&with_password(), owns), &seen);
         assert_eq!((plan.state, plan.steps), (why(), Vec::new()), "{owns:?}");
@@ -237,7 +239,8 @@ fn role_is_granted_only_if_its_etcdrole_owns_it() {
             Reason::RoleMissing,
             true,
         ),
-        // Invariant 1: the unreadable EtcdRole may own each of the roles in etcd.
+        // Invariant 1: an unreadable EtcdRole may own each role in etcd, because its `spec.roleName` is unknown. No
+        // role is revoked.
         (
             RoleState::Unreadable("the API server does not answer".to_owned()),
             Reason::RoleNotReady,

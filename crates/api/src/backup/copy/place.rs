@@ -50,11 +50,12 @@ fn is_in(host: &str, (domain, storage): Cloud) -> bool {
 /// which is also the default endpoint.
 fn server(endpoint: &str, cloud: Option<Cloud>) -> Option<String> {
     let endpoint = endpoint.trim();
-    // The stores of OSS accept an endpoint without a scheme, and then use HTTPS.
+    // An endpoint of OSS may have no scheme, which means HTTPS.
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", endpoint));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let authority = authority.to_ascii_lowercase();
-    // In an IPv6 address, the last colon can be inside of the brackets.
+    // The last colon may be inside of an IPv6 address in brackets. The text after this colon is then not a number, so
+    // the endpoint has no port.
     let port = authority.rsplit_once(':').and_then(|(host, port)| {
         let port = if port.is_empty() {
             None
@@ -68,7 +69,8 @@ fn server(endpoint: &str, cloud: Option<Cloud>) -> Option<String> {
     if cloud.is_some_and(|cloud| is_in(host, cloud)) {
         return None;
     }
-    // The scheme itself does not matter, because one port has either HTTP or HTTPS.
+    // The scheme only selects the default port. The result omits the scheme, because a port serves either HTTP or
+    // HTTPS.
     let default = if scheme.eq_ignore_ascii_case("http") {
         80
     } else {

@@ -140,7 +140,7 @@ fn newest_and_older_backups_are_copied_once() {
     assert_eq!(suffixes, [NEWEST, OLDER]);
     assert_eq!(job.backups[0].sha256.as_deref(), Some("ab"));
     assert_eq!(job.rules, CopyRules::KeepAll);
-    // The plan starts the copy in addition to `action`, which is `Nothing` in this plan.
+    // The start of the copy is in the field `copies` of the plan. The field `action` stays `Nothing`.
     assert_eq!(starting.action, Action::Nothing);
     let backup = after(backup, &starting, at(9));
     assert_eq!(condition(&backup), ("Unknown".into(), "Copying".into()));
@@ -420,7 +420,7 @@ fn deletion_ignores_copies_that_cannot_exist() {
     }
     let early = planned(&deleted(), missing(Reason::SecretMissing), at(299));
     assert_eq!(early.action, Action::Nothing);
-    // The plan reads the first store even while the removal of the copies is not complete.
+    // The operator reads the first store even while the removal of the copies is not complete.
     let need = need_of(&deleted(), &snapshot(opened()), at(1));
     assert_eq!(need, crate::plan::Need::RemoveAll);
 }

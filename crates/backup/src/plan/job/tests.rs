@@ -127,8 +127,8 @@ fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         Ok((at("e0.prod.svc"), None))
     );
     assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it may connect to the URL
-    // in the spec.
+    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it connects to the URL in
+    // the spec, and not to the address of a member pod.
     let inputs = of_endpoints(volume(), &[pods(7)]);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { order, .. }) = planned else {
@@ -226,7 +226,7 @@ fn removal_task_contains_newest_backup_and_other_owners() {
     };
     assert_eq!(newest, "s3://b/newest");
     assert!(others.contains("another"));
-    // Invariant 9: the backup pod gets the earlier time of the clocks of the operator and of the API server.
+    // Invariant 9: the backup pod gets the time on the clock that is behind, here the clock of the API server.
     let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
     let Some(Job::InPod { order, .. }) = planned else {
         panic!("{planned:?}")

@@ -83,7 +83,8 @@ pub(super) fn deployment(
             namespace: backup.namespace(),
             labels: Some(labels),
             annotations: Some([(ANNOTATION_SPEC_HASH.to_owned(), hash)].into()),
-            // The EtcdBackup owns the Deployment, so Kubernetes deletes both together.
+            // The EtcdBackup owns the Deployment, so the garbage collector deletes the Deployment when the EtcdBackup
+            // is deleted.
             owner_references: backup.owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
@@ -101,7 +102,7 @@ fn pod(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> PodS
         // not affect.
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        // During this period, the agent stores all changes that it has received, and then ends.
+        // In the 30 seconds after SIGTERM, the agent stores all changes that it has received, and then ends.
         termination_grace_period_seconds: Some(30),
         security_context: Some(pod_security()),
         containers: vec![container(backup, settings, target, mounts)],
@@ -128,8 +129,8 @@ fn container(
     let order = serde_json::to_string(&order(backup, settings, target)).unwrap_or_default();
     let mut args = vec!["record".to_owned(), format!("--order={order}")];
     if backup.spec.encryption.is_some() {
-        // A program of an older release would ignore the encryption in the order. It rejects this argument, and
-        // therefore does not record without encryption.
+        // An agent of an older release would ignore the field `encryption` of the order, and would record without
+        // encryption. It does not know this argument, so it ends with an error.
         args.push(format!("{KEYS}{ENCRYPTION}"));
     }
     let (request, limit) = MEMORY;
@@ -218,7 +219,8 @@ fn mounted(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> 
         ("ca", CA, store.ca.map(|secret| secret.name)),
         ("tls", TLS, etcd.tls.as_deref()),
         ("auth", AUTH, etcd.auth.as_deref()),
-        // Invariant 14: the arguments of the pod contain only the name of this Secret.
+        // Invariant 14: the agent reads the keys from this volume. The arguments of the pod contain only the name of
+        // the Secret.
         (
             "encryption",
             ENCRYPTION,

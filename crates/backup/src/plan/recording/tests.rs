@@ -110,7 +110,8 @@ fn invariant_10_missing_agent_is_recorded_and_then_created() {
 #[test]
 fn agent_is_read_only_when_its_check_is_due() {
     let backup = with(|_| {});
-    // The check of the agent is due every 5 s while the condition `Recording` is missing.
+    // The last check of the agent was at second -5. While the condition `Recording` is missing, the next check is due 5
+    // s later.
     assert_eq!(need(&backup, at(-1)), RecordingNeed::Nothing);
     assert_eq!(need(&backup, at(0)), RecordingNeed::AgentAndTarget);
     let waits = plan(&backup, &RecordingInputs::default(), at(-1));
@@ -361,7 +362,7 @@ fn invariant_14_agent_mounts_only_the_secrets_that_it_needs() {
     let mut mounts = mounts.iter();
     let mount = mounts.find(|mount| mount["mountPath"] == "/run/backup/encryption");
     assert_eq!(mount.unwrap()["readOnly"], true);
-    // A program of an older release rejects this argument and ends with an error, so it does not record without
+    // An agent of an older release does not know this argument. It ends with an error, and does not record without
     // encryption.
     assert_eq!(container["args"][2], "--keys=/run/backup/encryption");
     let spec = &deployment["spec"]["template"]["spec"];

@@ -143,7 +143,7 @@ proptest! {
         // The EtcdBackup with its new status can be parsed and planned.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
         super::plan(&read, &Snapshot::default(), at(second + 1));
-        // Invariant 15: a rejected spec starts no work.
+        // Invariant 15: the plan starts no backup for a rejected spec.
         if crate::plan::refusal(&read).is_some() {
             prop_assert!(!matches!(plan.action, Action::StartTransfer | Action::RecordIntent), "{plan:?}");
         }

@@ -50,7 +50,7 @@ fn invariant_10_attempt_counts_as_unfinished_until_it_ends() {
         let next = plan(backup, &ready(Some(4)), at(20));
         assert_eq!(next.action, Action::RecordAttempts(4));
     }
-    // After the end of the only attempt, the count is zero.
+    // After the only attempt has ended, the status contains no count of unfinished attempts.
     let single = plan(
         &interrupted(1),
         &Snapshot {
@@ -105,7 +105,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while its last attempt runs, or after that attempt has reported an error. Only
+    // The backup does not fail while the last allowed attempt runs, or after this attempt has reported an error. Only
     // interrupted attempts count for the limit.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;

@@ -59,7 +59,7 @@ fn operator_downtime_does_not_count_for_deadline() {
     // In the new process, the time limit of 60 seconds starts again at second 3600, so the deadline is second 3660.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
-    // If the process started before the backup, its start does not change the deadline.
+    // If the process started before the backup, the start of the process does not change the deadline.
     let older = Snapshot {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)
@@ -84,12 +84,13 @@ fn recorded_start_in_future_does_not_extend_deadline() {
         ..known(Work::Running(Moved::default()), Destination::NotRead)
     };
     let step = |since, now| plan(&backup, &of(since), at(now)).action;
-    // The time limit starts with this process, or with the creation of the EtcdBackup if that was later.
+    // The time limit starts with this process, or with the creation of the EtcdBackup if the creation was later.
     assert_eq!(step(-ahead, 59 - ahead), Action::Nothing);
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // If the process started while the clock was ahead, its start time is in the future and is ignored.
+    // If the process started while the clock was ahead, its start time is later than the corrected time, and is
+    // ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
     // When the clock has reached the recorded start, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);

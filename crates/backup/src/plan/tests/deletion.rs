@@ -142,7 +142,7 @@ fn etcdbackup_without_stored_backup_has_no_finalizer() {
     deleted.metadata.deletion_timestamp = Some(at(700).into());
     assert_eq!(plan(&deleted, &idle, at(700)).action, Action::Nothing);
 
-    // The finalizer is added before the status reports the stored backup.
+    // The finalizer is added before the status reports a stored backup, and also if a transfer already runs.
     let found = known(Work::Idle, Destination::Complete(stored()));
     assert_eq!(
         plan(&started, &found, at(1)).action,

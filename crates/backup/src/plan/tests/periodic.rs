@@ -502,7 +502,7 @@ fn recorded_start_in_future_does_not_stop_schedule() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // The run after the next backup depends only on the corrected clock.
+        // After the backup at second 60, the time of the next run depends only on the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

@@ -110,8 +110,8 @@ fn verification_starts_only_within_its_window() {
         assert!(why.contains(part), "{why}");
     }
     assert!(waits.requeue.is_some(), "{waits:?}");
-    // Outside its window, the EtcdBackup does not reserve the turn of its namespace, so it does not delay the
-    // verifications of other EtcdBackups.
+    // Outside its window, the EtcdBackup does not take the turn of its namespace, so it does not delay the
+    // verifications of other EtcdBackups: only the EtcdBackup with the turn may start a verification.
     assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
     let running = running_since("2026-01-02T11:59:00Z");
     let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);
@@ -289,7 +289,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result that the operator reads after the time limit is used.
+    // The operator uses the result of the pod, even if the operator reads this result after the time limit.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
@@ -362,7 +362,7 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         name::name("etcd/main", parts),
         "etcd/main_v7_2026-01-01-00:00:00"
     );
-    // `verified` returns no backup without `spec.verification`, or if the verified backup is at another path than in
+    // `verified` returns no backup if `spec.verification` is not set, or if the verified backup is not at the path in
     // the spec.
     let mut off = backup(json!({}), verified);
     off.spec.verification = None;
