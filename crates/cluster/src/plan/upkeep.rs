@@ -164,8 +164,8 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now make every database smaller, by `room`, than the largest after the last
-        // run.
+        // True if a defragmentation could now make every database at least `room` bytes smaller than the largest
+        // database after the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
