@@ -5,7 +5,7 @@ use std::fmt;
 use crate::others::Begun;
 
 /// The initial state of a run.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate property of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) size: usize,
