@@ -37,7 +37,7 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.len() > 1 {
-        // Invariant 36: tokens that only volumes of earlier clusters have are ignored if another token exists.
+        // Invariant 36: a token that exists only on volumes of earlier clusters is ignored if another token exists.
         let is_newest = |(token, ..): &Trace| retained::may_be_newest(observed, token);
         if traces.iter().any(is_newest) {
             traces.retain(is_newest);
@@ -386,7 +386,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: no member starts again under this name, because the member may have voted already.
+        // Invariant 6: the member may have voted before it lost its data, so it never starts again under this name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"

@@ -259,7 +259,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: the former CA is removed after the new CA signed all certificates and every member trusts it.
+        // Invariant 20: the former CA is removed after all members trust the new CA and have certificates from it.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
                 "members are restarted with the new {} certificate authority, and the operator reissues all certificates",

@@ -221,7 +221,7 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // The operator does not stop a serving member, because its replacement could not start without valid
+        // A serving member is not stopped, because neither the member nor its replacement could start without valid
         // certificates.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),

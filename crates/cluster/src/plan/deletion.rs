@@ -85,6 +85,7 @@ fn nothing_to_back_up(desired: &Desired, observed: &Observed) -> Option<&'static
     let services = observed.services.values().map(|service| service.owned);
     let mut owned = pods.chain(services).peekable();
     // The garbage collector first removes the owner references of all dependents, and then the finalizer `orphan`.
+    // Without the finalizer, dependents without owners thus still show the policy.
     let is_orphaned = owned.peek().is_some() && owned.all(|owned| !owned);
     let stay = "with propagation policy Orphan, the pods and volumes stay";
     (has(desired, "orphan") || is_orphaned).then_some(stay)

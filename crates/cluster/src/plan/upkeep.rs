@@ -349,7 +349,7 @@ impl Run<'_> {
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let now = self.build.now;
         let Some(databases) = self.databases() else {
-            // If the sizes are unknown, `is_quiet` adds the reason to the plan.
+            // If the sizes are unknown, `is_quiet` reports what the run waits for.
             self.is_quiet(draft);
             return;
         };

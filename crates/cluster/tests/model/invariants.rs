@@ -128,8 +128,8 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // The check ignores a member that does not serve clients yet: such a member may be drained even if no other
-                // member is an endpoint.
+                // The check ignores a member that does not serve clients yet: this member may be drained even if no
+                // other member is an endpoint.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;

@@ -322,8 +322,8 @@ fn invariant_30_sole_member_is_rolled_back_to_version_that_served() {
     assert_eq!(patched(&back), one("a", "3.5.35"));
     assert_eq!(back.writes().first(), Some(&note(None, "3.5.35")));
     assert!(!back.problems().contains(&Reason::VersionRefused));
-    // The member may change to another patch release of the served minor release, or to another image of the next minor
-    // release.
+    // The member may change to another patch release of the minor release that served, or to another image of the next
+    // minor release.
     assert_eq!(patched(&lost.clone().wants("3.5.40")), one("a", "3.5.40"));
     let next = lost.clone().wants("3.6.20");
     assert_eq!(patched(&next), one("a", "3.6.20"));
@@ -356,7 +356,7 @@ fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
         edit(&mut scene);
         assert_eq!(patched(&scene), [], "edit {number}");
     }
-    // The operator removes the record of the served version, because version 3.6 may have run in this scene.
+    // The operator removes the record of the version that served, because version 3.6 may have run in this scene.
     let mut failing = lost().wants("3.6.20");
     failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
     let writes = failing.writes();
