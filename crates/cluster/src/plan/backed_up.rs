@@ -81,7 +81,7 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     let since = earliest_backup(now, age).min(requested);
     let found = observed.before_change.backup.as_ref();
     let found = found.filter(|backup| backup.covers(&id, since, now));
-    // Invariant 41: a backup that ran when it was requested may lack the newest writes, so its revision is compared.
+    // Invariant 41: a backup that began before the request may lack the newest writes, so its revision is compared.
     let backup = found.filter(|backup| is_asked && backup.revision >= record.revision);
     let waiver = backup_waiver(change, requested);
     let is_waived =

@@ -60,7 +60,7 @@ pub(super) fn unrecorded<'a>(
         if let Some(refusal) = refusal {
             return refusal;
         }
-        // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records this cluster
+        // Invariant 7: the token on pods and PVCs proves an earlier bootstrap, so the operator records this bootstrap
         // again and starts no new bootstrap.
         draft.say(format!("record the cluster of members {}", join(members)));
         let cluster_id = recorded.or(*found);

@@ -111,7 +111,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     {
         return;
     }
-    // Invariant 32: the first member changes its version only after a recent backup.
+    // Invariant 32: if the spec requires a recent backup, no member changes its version before this backup exists.
     let what = format!("the change to etcd {}", desired.version);
     if upgrades && !backed_up::is_backed_up(&ClusterChange::Upgrade, &what, draft) {
         return;
@@ -450,7 +450,7 @@ pub(super) fn outdated(
     );
     // No member is replaced while images must change, because the operator changes images in place first.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
-    // Invariant 32: a replacement that also changes the version of the member waits for the backup.
+    // Invariant 32: a replacement that also changes the member's version waits for the backup that the spec requires.
     let waits = needs.iter().any(changes_version)
         && !backed_up::has_passed(desired, observed, &ClusterChange::Upgrade);
     let waits = waits || pinned::mismatch(desired, observed, members).is_some();

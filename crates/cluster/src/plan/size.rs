@@ -93,7 +93,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
-    // Invariant 32: surplus members are removed only after a recent backup. A replacement needs no backup.
+    // Invariant 32: the removal of surplus members may need a recent backup. A replacement needs none.
     let what = "the removal of surplus members";
     if replaced.is_none() && !backed_up::is_backed_up(&ClusterChange::Shrink, what, draft) {
         return true;

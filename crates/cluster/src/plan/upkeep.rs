@@ -380,7 +380,7 @@ impl Run<'_> {
             self.finish(record, draft);
             return;
         };
-        // Invariant 19: the operator defragments no member while another member is unhealthy.
+        // Invariant 19: `is_quiet` checks that all members are healthy, and that no other change is in progress.
         if !self.is_quiet(draft) {
             return;
         }

@@ -154,8 +154,8 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The next recovery begins as soon as the pod of the seed is terminating, even if the node of the pod does not
-    // confirm the deletion.
+    // The next recovery begins as soon as the pod of the seed is terminating, even if the kubelet never confirms the
+    // deletion.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
