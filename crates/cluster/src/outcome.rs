@@ -53,8 +53,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The next reconcile starts after at most `STEADY`, even if the back-off is longer, because other work
-            // cannot wait.
+            // The next reconcile starts after at most `STEADY`, because the back-off of one action must not delay other
+            // work.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -112,7 +112,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     match turned(before, after, &ConditionType::Degraded) {
         Some(is) if is.status != "True" => turn(Reason::Healthy, false, is),
         Some(is) if is.reason == Reason::MemberDown.as_str() => turn(Reason::MemberDown, true, is),
-        // The function `notices` creates the Events for all other reasons.
+        // The function `notices` creates the Events for the other reasons of the condition Degraded.
         Some(_) | None => {}
     }
     let within = |status: &EtcdClusterStatus| {

@@ -379,7 +379,7 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
         let mut used = words_after(&text, "Reason::");
-        // The conversions in this file use more reasons, which `words_after` does not find.
+        // The conversions in this file name reasons as `Self::`, which `words_after` does not find.
         let own = fs::read_to_string(root.join("src/reason.rs")).unwrap();
         let (_, converted) = own.split_once("From<FaultKind> for Reason").unwrap();
         used.extend(words_after(converted, "Self::"));

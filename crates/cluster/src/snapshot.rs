@@ -36,7 +36,7 @@ pub struct Intent {
 }
 
 /// A member's own Service.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// UID of the Service, the precondition for deleting it.

@@ -96,7 +96,7 @@ impl TlsMode {
 
 /// The next step toward the TLS settings of the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant)] // A reconcile has one value.
+#[expect(clippy::large_enum_variant)] // A reconcile creates only one value of this type.
 pub enum Next {
     /// No step is needed: members start with the settings of the spec, or with equivalent settings.
     There,

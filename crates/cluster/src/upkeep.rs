@@ -131,7 +131,7 @@ impl Calls {
         let mut calls = self.calls();
         let under = calls.get_mut(cluster)?;
         under.asked = Instant::now();
-        // If `record` is stale, the call is newer than `record`, so the call is kept.
+        // The call is for another record. `record` may be stale, so the call is kept.
         if under.what.0 != last.name || under.what.1 != last.start_time.0 {
             return None;
         }

@@ -97,7 +97,7 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // A joined cluster has no recorded bootstrap members, so its endpoints are called.
+        // Without recorded first members, the cluster was joined, not bootstrapped, so the annotation has an effect.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }

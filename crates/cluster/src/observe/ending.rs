@@ -17,12 +17,12 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // etcd prints these errors for a WAL file without a valid record. The first error comes from the protobuf library
-    // of etcd 3.7, the two other errors come from the library of earlier releases.
+    // etcd prints these errors if it cannot decode a record of the write-ahead log. The first error comes from the
+    // protobuf library of etcd 3.7, and the two other errors from the library of earlier releases.
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
-    // etcd prints these errors if the snapshot and the database do not match, or if one of them is missing
+    // etcd prints these errors if the raft snapshot and the database do not match, or if one of them is missing
     // (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
@@ -33,10 +33,9 @@ const DAMAGED: [&str; 20] = [
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // The raft library prints this question if the log lacks entries that the member had acknowledged.
+    // The raft library prints this question if the raft log lacks entries that the member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // etcd prints these errors if its data differs from the data of other members when etcd starts
-    // (`etcdserver/corrupt.go`).
+    // etcd prints these errors at its start if its data differs from the data of its peers (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
@@ -104,12 +103,12 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    // If `begin` finds no final message of etcd, the whole text counts. The termination message keeps only the last
-    // 2048 bytes, so a long stack trace may have displaced the final message.
+    // If `begin` finds no final message of etcd, the whole text is searched. The termination message keeps only the
+    // last 2048 bytes, so a long stack trace may have displaced the final message.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // A long stack trace that displaces the final message may also displace the frames of bbolt. In this case, frames
-    // of the package that opens the database count too.
+    // A stack trace that displaced the final message may also lack the frames of bbolt. In this case, frames of the
+    // package that opens the database are accepted too.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],

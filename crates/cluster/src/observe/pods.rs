@@ -154,8 +154,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // `untolerated taint(s)`, without a name, counts as the taint of a lost node, although a person may have set it. A
-    // control-plane taint counts as lost too, because no volume is on a control-plane node.
+    // `untolerated taint(s)`, without a name, counts as the taint of a lost node, although a person may have set the
+    // taint. A control-plane taint counts too, because no member has its volume on a control-plane node.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -469,7 +469,7 @@ mod tests {
             assert!(pending(lost), "{lost}");
         }
         for elsewhere in [
-            // In these cases a node may accept the pod later: the node is full, or a person has cordoned or tainted it.
+            // These messages do not prove a lost node: a node may be full, or a person may have cordoned or tainted it.
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \

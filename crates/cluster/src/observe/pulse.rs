@@ -67,8 +67,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A member with a ready pod gets the full deadline in two cases: its health listener does not answer, or it has
-        // had enough time to join.
+        // The operator waits longer for a member with a ready pod in two cases: the health listener does not answer, or
+        // the member is late to serve clients.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -145,8 +145,8 @@ mod tests {
         for up in [false, true] {
             assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
         }
-        // A pod of coreos/etcd-operator may have no metrics listener, or a metrics listener with TLS. The operator does
-        // not call the health listener of such a pod.
+        // The health listener is etcd's metrics listener. A pod of coreos/etcd-operator may have no such listener, or
+        // one with TLS, so the operator does not call it.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));

@@ -124,8 +124,8 @@ pub(super) fn started(
     // Pods with another token are ignored, because they belong to a cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod without the token annotation must have this EtcdCluster as its owner. A pod with the annotation and
-        // without an owner belongs to this cluster too, because the operator adopts it later.
+        // A pod without the token annotation counts only if this EtcdCluster owns it. A pod with the current token
+        // counts even without an owner, because the operator adopts it later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -137,8 +137,8 @@ pub(super) fn started(
         .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
         .collect();
     if made.is_empty() {
-        // Invariant 23: without pods, the TLS settings on the PVCs count. After the EtcdCluster was deleted and created
-        // again, its members thus start with their previous TLS settings.
+        // Invariant 23: without pods, the TLS settings in the annotations of the PVCs are used. If the EtcdCluster was
+        // deleted and created again, its members thus start with their previous TLS settings.
         let of_token = |claim: &&PersistentVolumeClaim| {
             let of = claim.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
             token.is_some() && of == token && children::belongs(&claim.metadata, &uid).is_some()
@@ -252,7 +252,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // The pod of this row has no annotation with its TLS settings, so the settings of the spec count.
+            // The pod of this row has no annotation with TLS settings, so the operator assumes those of the spec.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);
@@ -270,8 +270,8 @@ mod tests {
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // The record with the token `before` is ignored, because it belongs to the cluster that a restore or a recovery
-        // has replaced.
+        // The TLS record and the pod with the token `before` are ignored, because they belong to a cluster that a
+        // restore or a recovery has replaced.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()

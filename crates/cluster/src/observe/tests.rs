@@ -153,7 +153,7 @@ fn voter_is_not_called_until_its_service_has_endpoints() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // A learner is called even without endpoints: its answer shows that its requests to the other members are done.
+    // A learner is called even while its Service has no endpoints: an answer shows that its first requests are done.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
@@ -516,7 +516,7 @@ fn same_named_objects_of_other_owners_are_recognized() {
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // A Service with the cluster's labels and without an owner does not count as a Service of another owner: it remains
+    // An object with the cluster's labels and without an owner does not count as an object of another owner: it remains
     // from a deleted EtcdCluster whose children were kept.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
@@ -556,8 +556,7 @@ fn status_of_coreos_operator_proves_earlier_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // This operator wrote the status below for an earlier EtcdCluster of this name, so the status proves no cluster of
-    // coreos/etcd-operator.
+    // Only this operator writes `memberDetails`, so the status below proves no cluster of coreos/etcd-operator.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
 }

@@ -67,9 +67,9 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     let details = status.member_details.iter().map(|one| one.name.clone());
     let nothing_exists = pods.is_empty() && claims.is_empty() && services.is_empty();
     let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
-        // The bootstrap was just recorded, so no object of a member is read by name. If such an object exists without
-        // labels, its creation fails (invariant 6), and a later reconcile finds it. Services of the whole cluster are
-        // read, because the operator applies them, and must not change a Service of another owner.
+        // The bootstrap was just recorded: the members have no objects yet, so none is read by name. If an unlabelled
+        // object has such a name, the creation fails (invariant 6), and a later reconcile finds it. The Services of the
+        // whole cluster are read, because the operator applies them, and must not change a Service of another owner.
         (None, Some(_)) if nothing_exists => BTreeSet::new(),
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),

@@ -34,7 +34,7 @@ pub async fn objects(client: &Client, watched: &Watched, cluster: &EtcdCluster) 
     let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
     let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
     let is_calm = |pod: &Pod| stays(pod) && !pods::tells_a_time(pod);
-    // `is_reported` is false if a pod became ready or unready, because the status must then change.
+    // `is_reported` is false if the ready pods differ from the ready pods in the status. The status must then change.
     let is_true = |condition: &PodCondition| condition.status == "True";
     let is_ready = |pod: &&Pod| pods::condition(pod, "Ready").is_some_and(is_true);
     let ready = pods.iter().filter(is_ready).map(ResourceExt::name_any);

@@ -212,8 +212,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // If the certificate of a member cannot be issued, the annotation `started` is always removed: no pod exists,
-    // because the operator issues certificates before it creates the PVC and the pod.
+    // If the certificate of a member cannot be issued, the annotation `started` of its Service is always removed: no
+    // pod exists, because the operator issues certificates before it creates the PVC and the pod.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = Request::Certificate(write);

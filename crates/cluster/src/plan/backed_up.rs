@@ -81,7 +81,7 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     let since = earliest_backup(now, age).min(requested);
     let found = observed.before_change.backup.as_ref();
     let found = found.filter(|backup| backup.covers(&id, since, now));
-    // Invariant 41: a backup that was running at the time of the request may lack the newest writes.
+    // Invariant 41: a backup that began before the request may lack the newest writes, so its revision is compared.
     let backup = found.filter(|backup| is_asked && backup.revision >= record.revision);
     let waiver = backup_waiver(change, requested);
     let is_waived =
@@ -95,7 +95,7 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
         draft.add(draft.build.record_before_change(Some(&passed)));
         return false;
     }
-    // A new request is made only if its time (`now`) is later than `found`: `found` would satisfy an earlier request.
+    // The next request must be later than `found`, which lacks writes but would satisfy an earlier request.
     let time = found.and_then(|found| found.time.as_ref());
     let lacks_writes = time.is_some_and(|time| time.0 < now);
     if may_ask && (known.is_none() || lacks_writes) {
@@ -150,7 +150,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // No recovery starts before the status contains the time of the loss. This reconcile writes that time.
+    // No recovery starts before the status records when the quorum was lost. This reconcile records that time.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

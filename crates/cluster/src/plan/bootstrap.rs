@@ -37,7 +37,7 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.len() > 1 {
-        // Invariant 36: tokens that exist only on volumes of earlier clusters are ignored.
+        // Invariant 36: a token that exists only on volumes of earlier clusters is ignored if another token exists.
         let is_newest = |(token, ..): &Trace| retained::may_be_newest(observed, token);
         if traces.iter().any(is_newest) {
             traces.retain(is_newest);
@@ -48,9 +48,9 @@ pub(super) fn unrecorded<'a>(
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: a token without a cluster ID counts only if all first members have objects, because a first
-        // member without objects may have run and lost its data. If the token does not count, a new bootstrap loses no
-        // acknowledged write: clients are served only after the pods have a cluster ID.
+        // Invariant 6: a token without a cluster ID identifies the cluster only if all first members have objects,
+        // because a first member without objects may have run and lost its data. If such a token is ignored, a new
+        // bootstrap loses no acknowledged write: clients are served only after the pods have a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -60,7 +60,7 @@ pub(super) fn unrecorded<'a>(
         if let Some(refusal) = refusal {
             return refusal;
         }
-        // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records this cluster
+        // Invariant 7: the token on pods and PVCs proves an earlier bootstrap, so the operator records this bootstrap
         // again and starts no new bootstrap.
         draft.say(format!("record the cluster of members {}", join(members)));
         let cluster_id = recorded.or(*found);
@@ -386,7 +386,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: no member starts again under this name, because the member may have voted already.
+        // Invariant 6: the member may have voted before it lost its data, so it never starts again under this name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
@@ -402,7 +402,7 @@ fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    // The text omits the number of running members, because each new number would need a read and a status write.
+    // The text omits the number of running members, because each new number would cause a write of the status.
     let text = format!("the cluster forms when {quorum} of its {first} first members run");
     draft.wait(Reason::Bootstrapping, text, delay);
 }

@@ -259,7 +259,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: the operator retires a CA only after every running member was started with the next CA.
+        // Invariant 20: the former CA is removed after all members trust the new CA and have certificates from it.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
                 "members are restarted with the new {} certificate authority, and the operator reissues all certificates",
@@ -344,8 +344,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // If `in_use` is not empty, the CA was replaced. The valid former CAs in the certificate Secrets (`known`) then
-        // stay in the bundle, because clients need time to load their new certificates.
+        // If `in_use` is not empty, the Secret of the CA was replaced. The former CAs in the certificate Secrets
+        // (`known`) then stay trusted if they are valid, because clients need time to load their new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -405,8 +405,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: the operator issues a new certificate for a running member only when every member would accept
-        // it. Without its Secret, the member continues with the certificate files in its pod.
+        // Invariant 20: the operator issues a new certificate for a running member only when every running member would
+        // accept it. Until then, a member without its Secret continues with the certificate files in its pod.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);

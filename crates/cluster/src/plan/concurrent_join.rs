@@ -36,8 +36,8 @@ pub(super) fn may_be_reached(
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // The Service of a voter has endpoints at any age of its pod: after the cluster has formed, only learners wait
-    // behind Services without endpoints.
+    // The Service of a voter may always have endpoints: after the cluster has formed, only the Services of learners
+    // have no endpoints at first.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))

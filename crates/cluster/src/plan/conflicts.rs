@@ -22,7 +22,7 @@ use crate::reason::Reason;
 use crate::snapshot::Observed;
 
 /// A summary of the actions of earlier phases, for phases whose work can wait.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate fact.
 pub(super) struct Earlier {
     /// True if the earlier phases plan no action.
     pub(super) is_idle: bool,
@@ -164,8 +164,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // Certificates come before the annotation `started`, so that a rejected certificate leaves no annotation. A new
-        // Service comes before the certificates, because the operator finds their Secrets by the name of the Service.
+        // Certificates come before the patch that sets `started`, so that a rejected certificate leaves no annotation.
+        // A new Service comes first, because the operator finds the certificate Secrets by its name.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,
@@ -221,7 +221,7 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // The operator does not stop a serving member, because its replacement could not start without valid
+        // A serving member is not stopped, because neither the member nor its replacement could start without valid
         // certificates.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),

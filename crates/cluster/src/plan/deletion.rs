@@ -63,7 +63,7 @@ pub(super) fn hold(build: Builder<'_>) -> (Draft<'_>, bool) {
             return (draft, heals);
         }
     }
-    // Before the deletion continues, each PVC must have the owner that the policy in effect requires.
+    // Before the deletion continues, the owner reference of each PVC must match the deletion policy in effect.
     if let Some(intent) = &observed.intent {
         draft.join(blind::own(build, intent, observed.cluster_id));
     }
@@ -84,7 +84,8 @@ fn nothing_to_back_up(desired: &Desired, observed: &Observed) -> Option<&'static
     let pods = observed.pods.values().map(|pod| pod.owned);
     let services = observed.services.values().map(|service| service.owned);
     let mut owned = pods.chain(services).peekable();
-    // The garbage collector removes the finalizer `orphan` after it has removed the owners of all objects.
+    // The garbage collector first removes the owner references of all dependents, and then the finalizer `orphan`.
+    // Without the finalizer, dependents without owners thus still show the policy.
     let is_orphaned = owned.peek().is_some() && owned.all(|owned| !owned);
     let stay = "with propagation policy Orphan, the pods and volumes stay";
     (has(desired, "orphan") || is_orphaned).then_some(stay)

@@ -25,8 +25,8 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
 
 /// Why a PVC cannot be changed to match the spec; `None` if it can, or if it matches already.
 pub(super) fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
-    // If the spec sets no StorageClass, every class of the existing PVC is accepted, because Kubernetes chose its
-    // default class for the PVC, and this default may have changed since.
+    // If the spec sets no StorageClass, any class of the PVC is accepted: Kubernetes chose the default class when the
+    // PVC was created, and the default may have changed since.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)
     {

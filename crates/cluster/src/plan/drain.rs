@@ -26,7 +26,7 @@ const MOVES: Duration = Duration::from_secs(1);
 /// Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // A member without a pod is no endpoint of the client Service: its pod is missing, or other software runs it.
+        // The member is no endpoint of the client Service: its pod is missing, or other software runs the member.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
@@ -94,8 +94,8 @@ pub(super) fn settle<'a>(
         };
         let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // The operator writes the start of the drain again if `since` is in the future, because the clock that
-            // wrote it was ahead.
+            // If `since` is in the future, an operator process with a fast clock wrote this time. The operator then
+            // writes the start of the drain again.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,

@@ -52,8 +52,8 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if no member knows a leader, and in every member list the voters for which `counts` is true are no
-        // quorum.
+        // True if no member reports a leader, and in every member list, the voters for which `counts` is true are fewer
+        // than a quorum.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -87,8 +87,8 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // Of two survivors with equal progress, the first is selected, so that concurrent operator processes select the
-        // same.
+        // Of two survivors with equal progress, the first by name is selected, so that concurrent operator processes
+        // select the same survivor.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),

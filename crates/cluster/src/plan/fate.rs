@@ -19,7 +19,7 @@ type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 const RULES: [Rule; 8] = [
     // Invariants 2 and 3: an external member is replaced while it serves. The quorum guard decides when.
     of_joined_cluster,
-    // Invariant 5: a member that still serves without its data is replaced, because it is dead when it stops serving.
+    // Invariant 5: a serving member with a deleted PVC is replaced, because its data is lost when it stops.
     without_data_but_serving,
     // Invariant 5: a member that has lost its data is dead.
     without_data,
@@ -248,9 +248,9 @@ fn lasting(facts: &Facts, since: Timestamp, why: String) -> Option<Failure> {
 /// image and settings.
 fn unusable(facts: &Facts, member: &MemberState, pod: &Pod) -> Option<Failure> {
     let Ending { at, cause } = pod.ending.as_ref()?;
-    // A member that failed after a change of its image is not replaced, because it is rolled back to its former
-    // version. It is replaced in three cases: it already has its former version again; both versions belong to one
-    // minor release, and etcd reports damaged data repeatedly; or neither minor release can read the data.
+    // A voter that failed after a change of its image is not replaced, but rolled back to its former version.
+    // Exceptions: it already has its former version again; both versions belong to one minor release, and etcd reports
+    // damaged data repeatedly; or neither minor release can read the data.
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -258,8 +258,8 @@ fn unusable(facts: &Facts, member: &MemberState, pod: &Pod) -> Option<Failure> {
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A failed learner is always replaced, because it had already failed before its image was changed. Its replacement
-    // starts with the version of the voters.
+    // This exception does not apply to a learner, because a learner had already failed before its image was changed.
+    // Its replacement starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return None;

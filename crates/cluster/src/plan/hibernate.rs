@@ -53,7 +53,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
-    // Invariant 35: `own` removes the owners of the PVCs, because the deletion policy may have changed.
+    // Invariant 35: retained PVCs must have no owner. `own` removes owners that an earlier deletion policy required.
     if desired.object.spec.retains_volumes() {
         draft.join(blind::own(build, intent, observed.cluster_id));
     }

@@ -49,7 +49,7 @@ pub(super) fn publish(build: Builder<'_>) -> Draft<'_> {
     if let Some(rollout) = &build.observed.tls_rollout {
         let at = TlsMode::of(rollout.at.as_ref());
         let mut modes = rollout.modes.values().chain([&at]);
-        // Members with static certificates also count while the cluster changes from or to cert-manager.
+        // During a change from or to cert-manager, `started` also contains the CAs of members with static certificates.
         if modes.any(|mode| mode.maker == Some(Maker::CertManager)) {
             let members = rollout.modes.iter();
             let users = members

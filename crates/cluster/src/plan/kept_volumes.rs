@@ -86,7 +86,7 @@ pub(super) fn settle<'a>(
     if over.is_empty() {
         return draft;
     }
-    // Invariant 9: the operator deletes a kept volume only after it has compared the data of all members.
+    // Invariant 9: a kept volume is deleted only if the cluster is complete and all members have the same data.
     if view.is_complete(desired.size) && holds_the_same(view, &mut draft) {
         for (name, _) in over {
             member_objects::discard(name, &mut draft);

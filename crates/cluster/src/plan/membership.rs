@@ -32,8 +32,8 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // While the plan adds members (`earlier.adds`), the pods of new members wait, because a joining member compares
-    // `--initial-cluster` with etcd's member list.
+    // While the plan adds members (`earlier.adds`), the pods of new members wait: each addition changes etcd's member
+    // list, with which a joining member compares `--initial-cluster`.
     for member in view
         .members
         .iter()
@@ -195,7 +195,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     let Some(dead) = view.voters().find(|member| member.is_lost()) else {
         return false;
     };
-    // Invariant 3: the operator removes a dead member only if the remaining voters are a healthy quorum.
+    // Invariant 3: the operator removes a dead member only if a quorum of the remaining voters is healthy.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         let text = format!(
             "{} must be removed ({}), but the operator waits: after the removal, only {risk}",
@@ -220,7 +220,7 @@ fn replace(view: &View, draft: &mut Draft) -> bool {
     if comes_first(desired, view) || !complete {
         return false;
     }
-    // Invariant 3: the operator replaces a member only if the remaining voters are a healthy quorum.
+    // Invariant 3: the operator replaces a member only if a quorum of the remaining voters is healthy.
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
         let text = format!(
             "{} must be replaced ({}), but the operator waits: after its removal, only {risk}",

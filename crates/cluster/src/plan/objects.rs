@@ -156,7 +156,7 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
             let service = member.service;
-            // Invariant 26: the Service of an existing pod has the annotation `started`. The operator restores a
+            // Invariant 26: the Service of a member with a pod has the annotation `started`. The operator restores a
             // missing annotation.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));

@@ -47,7 +47,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
     };
     if !names(text, cluster_id) {
         // An annotation with the former cluster ID is not wrong: it approved the recovery that created this cluster,
-        // and is now used up.
+        // and has no further effect.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -76,8 +76,8 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     }
     // True for pods of the cluster before the recovery, and for seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
-    // A terminating pod that is not ready does not count, because it is no endpoint of the client Service, even if the
-    // pod exists for a long time.
+    // A terminating pod that is not ready does not count: it is no endpoint of the client Service, although its
+    // deletion may take long.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
@@ -125,8 +125,8 @@ pub(super) fn without_quorum<'a>(
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // The user has removed the stale approval, so the operator clears its record. The next approval is then
-        // accepted.
+        // The user has removed the stale approval, so the operator deletes its record from the status. The next
+        // approval is then accepted.
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);

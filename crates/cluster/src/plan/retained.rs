@@ -108,8 +108,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
     let is_enough = |voters: &&BTreeSet<String>| {
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
-    // The lists can differ after an interrupted change. The members start if one list has enough volumes, because etcd
-    // serves only with a quorum of its own list.
+    // The voter lists on the PVCs can differ after an interrupted change. The members start if one list has enough
+    // volumes, because etcd serves only with a quorum of its own member list.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }

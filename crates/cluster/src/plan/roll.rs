@@ -61,9 +61,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let wanted = desired.object.spec.image_for(&version);
     let other_image = wanted.is_some_and(|image| image != pod.image);
     let fits = versions::fits(pod, &version);
-    // The operator first patches the new image into the existing pod, because the patch records the previous version on
-    // the pod for a rollback. A new pod has no such record, and the record on its volume is valid only until the new
-    // image has started (invariant 30).
+    // If other settings of the pod change too, the operator first patches the new image into the existing pod: this
+    // patch records the previous version on the pod, for a rollback. A new pod has no such record, and the record on
+    // its volume is valid only until the new image has started (invariant 30).
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -111,7 +111,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     {
         return;
     }
-    // Invariant 32: the first member changes its version only after a recent backup.
+    // Invariant 32: if the spec requires a recent backup, no member changes its version before this backup exists.
     let what = format!("the change to etcd {}", desired.version);
     if upgrades && !backed_up::is_backed_up(&ClusterChange::Upgrade, &what, draft) {
         return;
@@ -401,7 +401,7 @@ fn change_image(
     draft.say(format!("restart {member} with etcd {to}"));
     let (desired, observed, _) = draft.build.inputs();
     let from = versions::runs(observed, member, pod);
-    // While the member does not answer, the record keeps the previous image: the current image may never have run.
+    // Without an answer, the new record keeps the image of the last record: the current image may never have run.
     let last = pod.changed.as_ref();
     let last = last.filter(|_| observed.answer(member).is_none());
     let is_pinned = desired.object.spec.image.is_some() || pod.image.contains('@');
@@ -450,7 +450,7 @@ pub(super) fn outdated(
     );
     // No member is replaced while images must change, because the operator changes images in place first.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
-    // Invariant 32: a replacement that also changes the version of the member waits for the backup.
+    // Invariant 32: a replacement that also changes the member's version waits for the backup that the spec requires.
     let waits = needs.iter().any(changes_version)
         && !backed_up::has_passed(desired, observed, &ClusterChange::Upgrade);
     let waits = waits || pinned::mismatch(desired, observed, members).is_some();

@@ -56,8 +56,8 @@ pub(super) fn start_added<'a>(
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, &mut draft);
         } else {
-            // Invariant 6: a suspended operator process may have set the annotation `started`. `mark_again` renews the
-            // annotation, so that the suspended process cannot remove it later.
+            // Invariant 6: another operator process may have set the annotation `started`. `mark_again` renews the
+            // annotation, so that the other process cannot remove it later.
             let mark = member_objects::mark_again(&member.name, service, &draft);
             member_objects::start(mark, &start, &mut draft);
         }
@@ -188,7 +188,7 @@ mod tests {
             let at = writes.iter().position(again);
             let pod = writes.iter().position(|write| scene::makes_pod(write, "d"));
             assert!(at.is_some() && at < pod, "{writes:?}");
-            // The annotation `started` was set by another process, so this process must never remove it.
+            // Another process set the annotation, so the plan must contain no write that this process may later undo.
             let marks = |write: &Write| {
                 matches!(
                     write,

@@ -43,8 +43,8 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         let answer = build.observed.answer(&member.name);
         let runs = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
         let image = Some(pod.image.as_str()).filter(|image| image.contains('@'));
-        // After an interrupted change, the volume can record an image that never ran. This record is corrected only
-        // while the pod has the image of the spec, because `roll` records the next image before it changes the pod.
+        // After an interrupted change, the PVC can record an image that never ran. The record is corrected only while
+        // the pod has the image of the spec, because `roll` records the next image before it changes the pod.
         let wanted = build.desired.object.spec.image_for(&made_for);
         let is_stale = wanted.as_ref() == Some(&pod.image) && disk.image.as_deref() != image;
         let is_outdated = (disk.served.is_some() || is_stale) && runs.as_ref() == Some(&made_for);
@@ -88,8 +88,8 @@ pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) 
     let Some((member, pod)) = all.first() else {
         return draft;
     };
-    // Invariant 24: a joining member counts like a serving member, because the quorum may depend on a voter that
-    // follows the leader, or on a learner that this plan promotes.
+    // Invariant 24: a joining voter counts like a serving member, because the quorum may depend on it. A joining
+    // learner only waits while other actions of the plan disturb members, because they may promote the learner.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
         return draft;

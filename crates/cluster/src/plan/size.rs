@@ -74,7 +74,7 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // True if the quorum does not need the member: it is a learner, or the other voters form a healthy quorum.
+    // True if the quorum does not need the member: it is a learner, or a quorum of the other voters is healthy.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -93,13 +93,13 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
-    // Invariant 32: surplus members are removed only after a recent backup. A replacement needs no backup.
+    // Invariant 32: the removal of surplus members may need a recent backup. A replacement needs none.
     let what = "the removal of surplus members";
     if replaced.is_none() && !backed_up::is_backed_up(&ClusterChange::Shrink, what, draft) {
         return true;
     }
     if victim.votes() {
-        // Invariant 3: the operator removes a voter only if the remaining voters are a healthy quorum.
+        // Invariant 3: the operator removes a voter only if a quorum of the remaining voters is healthy.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
             let text = format!(
                 "the operator does not remove {} yet: after the removal, only {risk}",
@@ -204,8 +204,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner is promoted only after its Service has endpoints and its client URLs are published: `second`
-            // treats members without client URLs as members that were added as voters.
+            // A learner is promoted only after its Service has endpoints and its client URLs are published: the module
+            // `second` takes a voter without client URLs for a member that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24: a learner without a connection to the leader is not promoted.

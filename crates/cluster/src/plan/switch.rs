@@ -84,7 +84,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         TlsMode::of(rollout.at.as_ref()),
         TlsMode::of(next.to.as_ref()),
     ];
-    // The headless Service needs the second peer port first, because members connect through this Service.
+    // The headless Service must first have the peer ports of this stage, because members connect through this Service.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }

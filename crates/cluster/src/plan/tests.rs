@@ -107,7 +107,7 @@ fn bootstrap_services_get_endpoints_when_pods_run_or_after_time_limit() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // After a time limit, the Services get endpoints even if no pod runs.
+    // After a time limit, the operator lets the Services select their pods, even if no etcd container runs yet.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }

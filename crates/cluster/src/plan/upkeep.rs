@@ -164,8 +164,8 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if a defragmentation could now make every database smaller, by `room`, than the largest after the last
-        // run.
+        // True if a defragmentation could now make every database at least `room` bytes smaller than the largest
+        // database after the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -349,7 +349,7 @@ impl Run<'_> {
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let now = self.build.now;
         let Some(databases) = self.databases() else {
-            // If the sizes are unknown, `is_quiet` adds the reason to the plan.
+            // If the sizes are unknown, `is_quiet` reports what the run waits for.
             self.is_quiet(draft);
             return;
         };
@@ -380,7 +380,7 @@ impl Run<'_> {
             self.finish(record, draft);
             return;
         };
-        // Invariant 19: the operator defragments no member while another member is unhealthy.
+        // Invariant 19: `is_quiet` checks that all members are healthy, and that no other change is in progress.
         if !self.is_quiet(draft) {
             return;
         }

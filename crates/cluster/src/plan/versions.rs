@@ -140,9 +140,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // During an upgrade or a downgrade, members run two minor releases, and the cluster version is the lower release.
-    // Members of the higher release can change in both directions, so only the members of the lower release need a
-    // check.
+    // During an upgrade or a downgrade, members run two minor releases, and the cluster version is the lower release. A
+    // member with the higher release may keep it or return to the lower release, so only members with the lower release
+    // need a check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();

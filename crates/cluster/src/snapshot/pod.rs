@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use member::{Changed, Difference};
 
 /// A member's pod, as the planner sees it.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// UID of the pod, the precondition for deleting it.

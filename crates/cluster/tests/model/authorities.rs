@@ -60,8 +60,8 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // The validity determines only how much time clients have to load new certificates. With three minutes, this
-        // time is one minute.
+        // In the model, certificates do not expire. The validity determines only how much time clients have to load new
+        // certificates: a third of the validity, one minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
@@ -206,7 +206,7 @@ impl World {
                 let held = self.held(held.certificate.clone(), signs.collect());
                 self.put(scope.secret("db"), Some(over), held)
             }
-            // The plans of the model never contain these certificate writes.
+            // The plans of the model never contain these writes, because no CA becomes due for a rotation.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
             CertificateWrite::Issue {
                 owner,

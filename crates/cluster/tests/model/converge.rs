@@ -40,8 +40,8 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // `want_what_runs` corrects the version in the spec, because the operator rejects a version that the user
-            // sets back too late.
+            // `want_what_runs` corrects the version in the spec, because the operator may reject the version of the
+            // user.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -92,8 +92,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The operator waits for a person if the status was deleted and a late write of the second operator arrived
-        // afterwards. The operator then cannot decide which of the two recorded clusters is the right one.
+        // The operator waits for a person if the status was deleted and a second operator was active. The operator then
+        // cannot decide which of the two recorded clusters is the right one.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -151,7 +151,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // Pods of another cluster do not prevent convergence, because the operator does not delete them.
+        // Objects of another cluster do not prevent convergence, because the operator does not delete them.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::others::Begun;
 
 /// The initial state of a run.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate property of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) size: usize,
@@ -239,7 +239,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Half of the runs start with three members, and the other half with one to seven.
+    // Half of the runs start with three members, and the other half with one to seven members.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),

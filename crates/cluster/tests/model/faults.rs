@@ -71,7 +71,7 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // etcd notices the fault at once: after the loss of a quorum, etcd commits no further entry.
+        // In the model, etcd notices the fault at once: after the loss of a quorum, etcd commits no further entry.
         self.run_clusters();
     }
 

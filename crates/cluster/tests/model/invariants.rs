@@ -18,7 +18,7 @@ use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
 /// The facts that the checks remember between events.
-#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate fact.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     /// The first violation of an invariant, if any.
@@ -128,8 +128,8 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // The check ignores a member that does not serve clients yet: it may be drained even if no other member
-                // is an endpoint.
+                // The check ignores a member that does not serve clients yet: this member may be drained even if no
+                // other member is an endpoint.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;

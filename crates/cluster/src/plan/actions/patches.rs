@@ -201,8 +201,8 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // `changed.from` equals `version` if only the repository or the digest changes, or if the member never ran the
-        // version of its pod.
+        // `changed.from` is the version that the member last ran. It equals `version` if only the repository or the
+        // digest changes, or if a rollback returns to this version before the newer version ran.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {

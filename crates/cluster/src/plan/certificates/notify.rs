@@ -14,7 +14,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // `silent` is true if a person has deleted the annotation with the CAs, but not the trust digest.
+        // `silent` is true if the pod has the annotation with the trust digest, but no annotation with the CAs.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
@@ -39,8 +39,8 @@ impl Keeper<'_> {
             };
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
-            // A restore creates the certificates before the pod. If all certificate Secrets of a running pod are older
-            // than the pod, the pod was started with the CAs in these Secrets.
+            // The pod was started with the CAs in its certificate Secrets if the certificates are older than the pod (a
+            // restore creates them first). A pod that does not run yet starts with these CAs.
             let after = self.is_up_to_date(member)
                 || self.rule.uses_of_member().all(|used| {
                     let held = self.certificates.leaf(member, used);

@@ -177,7 +177,7 @@ impl Keeper<'_> {
 
     /// True if `member` accepts the peer certificate of `other`, or if the Secret with this certificate is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: if `started_with` is `None`, the CAs of `member` are unknown, and `member` counts as accepting.
+        // Invariant 1: if `started_with` is `None`, the CAs of `member` are unknown, so `member` may accept `other`.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }

@@ -167,8 +167,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: a suspended operator process may have set the annotation `started`. `mark_again` renews the
-        // annotation, so that the suspended process cannot remove it later.
+        // Invariant 6: another operator process may have set the annotation `started`. `mark_again` renews the
+        // annotation, so that the other process cannot remove it later.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };

@@ -398,8 +398,8 @@ fn recreated_cluster_with_external_members_is_recorded_as_joined() {
         _ => panic!("the plan records no cluster"),
     };
     assert_eq!(members(&scene), 0);
-    // This token has the format of this operator, so the operator bootstrapped the cluster, and the join annotation has
-    // no effect.
+    // The token below has the format of this operator, so the operator bootstrapped the cluster, and the join
+    // annotation has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }

@@ -186,7 +186,7 @@ fn invariant_41_volumes_get_owner_before_deletion_continues() {
     let scene = backed_up(three().without_pod("b"));
     assert_eq!(finalizer(&scene), Some(false));
     assert_eq!(scene.writes().len(), 1, "no member is recreated");
-    // The volumes of a cluster that has never formed get their owner too.
+    // The PVCs of a cluster that has never formed get their owner reference too.
     let mut forming = backed_up(Scene::starting(&["a"]).durable());
     forming.observed.disks.get_mut("a").unwrap().owned = false;
     let writes = forming.writes();

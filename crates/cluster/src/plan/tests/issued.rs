@@ -168,7 +168,7 @@ fn invariant_20_certificate_of_new_authority_waits_for_running_members() {
         scene.observed.certificates.pods.insert(name, noted);
     }
     assert_eq!(published(&scene), (false, "db-peer-certs".to_owned()));
-    // During a change from static certificates, the members with static certificates must trust the CA too.
+    // During a change from static certificates, the members with static certificates must trust the new CA too.
     let identity = certificates(&new.certificate).unwrap()[0].identity();
     let trusting = Authorities::read(&format!("peer={identity};server="));
     let trust = |scene: &mut Scene, name: &str| {

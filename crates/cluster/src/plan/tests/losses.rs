@@ -151,8 +151,8 @@ fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // After the loss of the node, the pod and the PVC stay until the kubelet confirms their deletion. The next member
-    // joins nevertheless.
+    // After the loss of the node, the pod stays until the kubelet confirms its deletion, and the PVC stays with the
+    // pod. The next member joins nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -253,8 +253,8 @@ fn invariant_3_member_with_damaged_data_is_kept_if_quorum_needs_it() {
 }
 
 #[test]
-fn member_is_kept_if_its_pod_was_ready_after_last_exit() {
-    // The pod became ready after the last exit of its container, so this exit no longer counts.
+fn member_is_kept_if_its_pod_was_ready_until_last_exit() {
+    // The pod was ready until its container ended, so etcd had started successfully, and this exit is no failed start.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);

@@ -187,12 +187,12 @@ fn recreated_pod_has_recorded_image_of_its_version() {
         });
         pods.collect::<Vec<String>>()
     };
-    // Without a record on the PVC, the image of the other members with this version is used.
+    // Without an image recorded on its PVC, `b` gets the image of the other members with its version.
     assert_eq!(image_of_b(&scene), [OLD]);
     let disk = scene.observed.disks.get_mut("b").unwrap();
     disk.image = Some(OTHER.to_owned());
     assert_eq!(image_of_b(&scene), [OTHER]);
-    // A pod with the version of the spec has the image of the spec.
+    // A new pod with the version of the spec gets the image of the spec.
     let disk = scene.observed.disks.get_mut("b").unwrap();
     (disk.version, disk.image) = (Some("3.6.16".to_owned()), None);
     assert_eq!(image_of_b(&scene), [NEW]);
@@ -255,7 +255,7 @@ fn invariant_26_image_of_interrupted_change_is_corrected_on_volume() {
     let retried = reverted.pins(NEW, "3.6.16");
     assert_eq!(images(&retried).0, [NEW]);
     assert_eq!(recorded(&retried.drained()), []);
-    // Without `spec.image`, the PVC records no image.
+    // Without `spec.image`, the operator removes the recorded image from the PVC.
     assert_eq!(recorded(&with_record(tagged, OTHER)), [None]);
 }
 

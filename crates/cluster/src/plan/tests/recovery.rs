@@ -254,7 +254,7 @@ fn automatic_recovery_waits_for_configured_time() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // An approved recovery starts at once, because no member of this scene may return.
+        // An approved recovery starts at once: in this scene, the lost members cannot return.
         assert!(begun(&approved(early)).is_some());
     }
 }
@@ -363,7 +363,7 @@ fn recovery_waits_for_silent_survivor_then_starts_without_it() {
     scene.observed.recovery.unavailable_since = Some(at(900));
     let record = begun(&scene).unwrap();
     assert_eq!(record.silent_members, ["b"]);
-    // Without an approval, the recovery waits for the silent member without a time limit.
+    // Without an approval, no recovery starts while a survivor is silent.
     scene.observed.recovery.approval = None;
     assert_eq!(begun(&automatic(scene)), None);
 }

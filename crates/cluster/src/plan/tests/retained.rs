@@ -108,7 +108,7 @@ fn invariant_35_retained_pvcs_have_no_owner() {
         let owners = owners(&retains(scene));
         assert!(!owners.is_empty() && owners.iter().all(Value::is_null));
     }
-    // A hibernated cluster has no member list. The operator still removes the owners.
+    // A hibernated cluster has no member list. The operator nevertheless removes the owner references of retained PVCs.
     let mut hibernated = formed();
     hibernated.desired.hibernate = true;
     assert_eq!(owners(&hibernated), Vec::<Value>::new());

@@ -259,7 +259,7 @@ fn corrected_version_is_applied_to_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // After the user has corrected the version, the operator updates the broken member first.
+    // If the user corrects the version to 3.6.16, the operator updates the broken member first too.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -304,7 +304,7 @@ impl Scene {
 #[test]
 fn invariant_30_sole_member_is_rolled_back_to_version_that_served() {
     let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
-    // The operator records the served version on the PVC before it changes the image.
+    // Before the operator changes the image, it records on the PVC the version that served.
     let begins = scene.clone().wants("3.6.16").compared();
     let note = |served: Option<&str>, to: &str| Write::NoteVersion {
         member: "a".into(),
@@ -322,8 +322,8 @@ fn invariant_30_sole_member_is_rolled_back_to_version_that_served() {
     assert_eq!(patched(&back), one("a", "3.5.35"));
     assert_eq!(back.writes().first(), Some(&note(None, "3.5.35")));
     assert!(!back.problems().contains(&Reason::VersionRefused));
-    // The member may change to another patch release of the served minor release, or to another image of the next minor
-    // release.
+    // The member may change to another patch release of the minor release that served, or to another image of the next
+    // minor release.
     assert_eq!(patched(&lost.clone().wants("3.5.40")), one("a", "3.5.40"));
     let next = lost.clone().wants("3.6.20");
     assert_eq!(patched(&next), one("a", "3.6.20"));
@@ -356,7 +356,7 @@ fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
         edit(&mut scene);
         assert_eq!(patched(&scene), [], "edit {number}");
     }
-    // The operator removes the record of the served version, because version 3.6 may have run in this scene.
+    // The operator removes the record of the version that served, because version 3.6 may have run in this scene.
     let mut failing = lost().wants("3.6.20");
     failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
     let writes = failing.writes();
@@ -526,8 +526,8 @@ fn minor_upgrade_changes_image_before_pod_is_recreated() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // Within one minor release, the operator recreates the pod without changing its image first, because every pod can
-    // be rolled back.
+    // Within one minor release, the operator recreates the pod without changing its image first, because a rollback
+    // within a minor release is always possible.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),

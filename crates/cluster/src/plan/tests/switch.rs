@@ -279,7 +279,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
             planned,
         )
     };
-    // The learner is connected to the leader, so the operator promotes the learner before the next TLS stage.
+    // The learner is connected to the leader. The plan promotes the learner, so the next TLS stage waits.
     assert_eq!(says(&pulse), (false, vec![]));
     pulse.peers.clear();
     assert_eq!(says(&pulse), (true, vec![]));

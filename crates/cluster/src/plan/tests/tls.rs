@@ -56,7 +56,7 @@ fn invariant_20_serving_members_are_kept_while_secret_is_invalid() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // The operator removes no serving member, because its replacement could not start with invalid certificates.
+    // While certificates are invalid, no serving member is removed, because the remaining members could not restart.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
     // The operator removes a dead member despite invalid certificates, because the removal affects no client.

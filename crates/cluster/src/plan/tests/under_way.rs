@@ -154,8 +154,8 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The next recovery begins as soon as the pod of the seed is terminating, even if the node of the pod does not
-    // confirm the deletion.
+    // The next recovery begins as soon as the pod of the seed is terminating, even if the kubelet never confirms the
+    // deletion.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
@@ -196,7 +196,8 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // The operator selects another survivor if the first survivor has not answered before the timeout.
+    // If the survivor has not answered before the timeout, the operator cancels the recovery. The next recovery selects
+    // another survivor.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {
@@ -205,7 +206,7 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
         assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
     }
 
-    // Without another survivor, the operator keeps the seed, because the seed may have the last copy of the data.
+    // Without another survivor, the recovery continues, because the seed may have the last copy of the data.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);
