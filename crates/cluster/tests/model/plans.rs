@@ -78,8 +78,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A plan may delete a pod in the phase `Failed` if the pod contains no data: the member has a disk, or the pod
-        // is the seed of a recovery.
+        // A plan may delete a pod in the phase `Failed` if the only copy of the data is not in the pod: a PVC has the
+        // data, or the pod is the seed of a recovery.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -91,8 +91,8 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: the plan may restart members without a common CA, because these members answer no call.
-                // A restart on a volume keeps the data.
+                // Invariant 20: members without a common CA reject each other, so there is no member list. The plan may
+                // restart a member with a volume, because the volume keeps its data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -153,8 +153,8 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member whose disk exists is removed only if the cluster is too large, or if `is_excused` is
-        // true.
+        // Invariant 5: a member whose disk exists is removed only if the cluster is too large, or if the operator may
+        // replace the member (`is_excused`).
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -195,7 +195,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4: a learner is promoted only if it runs and has at least 90 % of the log entries.
+        // Invariant 4: a learner is promoted only if it runs, and if its log has at least 90 % of the newest entries.
         let name = &member.name;
         demand!(
             self,

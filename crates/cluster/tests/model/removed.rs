@@ -166,7 +166,7 @@ impl World {
         }
         cluster.running.retain(|id, _| *id == kept);
         // The acknowledged writes that `kept` lacks do not count as lost, because the person who removed the other
-        // members accepts their loss.
+        // members accepts this loss.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))

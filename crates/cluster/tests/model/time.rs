@@ -123,7 +123,7 @@ impl World {
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
-        // The kubelet creates no container whose certificates are missing.
+        // A pod does not start while the Secret with its certificates is missing or invalid.
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
@@ -239,7 +239,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // The member calls no other member, because `--initial-cluster` contains only the member itself.
+            // The member finds no cluster to join: `--initial-cluster` contains only the member itself.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
