@@ -383,8 +383,8 @@ fn written(
     {
         return Written::Others;
     }
-    // Fields that the operator does not set are ignored: server-side apply cannot remove fields of another manager, so
-    // the operator would apply the Certificate without end.
+    // Fields that the operator does not set are ignored. The operator would otherwise apply the Certificate without
+    // end, because server-side apply cannot remove fields of another manager.
     let without_types = |object: &DynamicObject| DynamicObject {
         types: None,
         ..object.clone()

@@ -65,7 +65,7 @@ pub fn network_policy(
         }
         clients.extend(access.clients.iter().cloned());
     }
-    // If the metrics port is restricted, the operators stay allowed, because they check members that do not serve yet.
+    // The operators may always connect to the metrics port: they use it to check members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()

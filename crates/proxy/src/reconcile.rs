@@ -140,8 +140,8 @@ impl Proxies {
     async fn update(&self, cached: &EtcdCluster) -> Result<Option<Notice>, Error> {
         let running = self.running(cached);
         let is_without = cached.spec.grpc_proxy.is_none();
-        // Without a Deployment, the record shows that other objects were created before the API server rejected the
-        // Deployment.
+        // If no Deployment exists, a record means that other objects were created before the API server rejected the
+        // Deployment. The operator must delete these objects.
         if is_without && running.as_ref().is_none_or(Vec::is_empty) && !self.has_record(cached) {
             return Ok(None);
         }

@@ -444,7 +444,7 @@ fn invariant_20_one_renewed_certificate_of_new_authority_waits_for_members() {
     world.issue(&old);
     world.publish();
     world.restart();
-    // cert-manager renews each certificate at a different time, and here only the server certificate.
+    // cert-manager renews each certificate at a different time. Here, it has renewed only the server certificate.
     let server = IssuedCertificate::Server;
     let secret = Secret {
         data: Some(new.issue()),

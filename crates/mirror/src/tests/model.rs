@@ -222,7 +222,8 @@ impl Model {
         let mut groups = divided(found.operations, LIMITS);
         let next = match groups.len() {
             1 => checkpoint.copied(found.up_to.as_deref()),
-            // This step sends only the first group. The next step compares the keys of the other groups again.
+            // This step sends only the first group, and the checkpoint does not advance. The next step compares the
+            // same keys again.
             _ => checkpoint.clone(),
         };
         let step = Step {
