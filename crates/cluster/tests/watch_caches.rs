@@ -84,7 +84,7 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Recorded<S> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let text = format!("{} {}", request.method(), request.uri());
-        // The list requests at the start of a watch have the parameter `limit`. They are not recorded either.
+        // Neither watches nor the list requests before them, which have the parameter `limit`, are recorded.
         let watches = text.contains("watch=") || text.contains("limit=");
         if !watches && !text.contains("/events") {
             self.requests.0.lock().unwrap().push(text);

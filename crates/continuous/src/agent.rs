@@ -177,8 +177,8 @@ impl<'a> Agent<'a> {
         let mut usable: Vec<(bool, &String)> = Vec::new();
         for (url, answer) in urls.iter().zip(answers) {
             let Ok(status) = answer else { continue };
-            // A member may advertise a URL such as http://localhost:2379. From here, this URL may reach an etcd of
-            // another cluster.
+            // A member may advertise a URL such as http://localhost:2379. For the agent, this URL may lead to an etcd
+            // of another cluster.
             let is_own = listed
                 .as_ref()
                 .is_none_or(|listed| listed.cluster_id == status.cluster_id);

@@ -38,7 +38,7 @@ fn surplus(created: &[i64], window: Duration) -> usize {
 /// contains the revisions between the two bases, so there is no gap.
 fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
     let mut found = Vec::new();
-    // The highest last revision of the chains up to `one` that have the same cluster ID as `one`.
+    // The highest revision in the chains up to `one` since the last change of the cluster ID.
     let mut reached = 0;
     let pairs = bases.iter().zip(bases.iter().skip(1)).zip(last);
     for ((one, next), last) in pairs {
@@ -210,7 +210,8 @@ mod tests {
     fn base_without_segments_inside_of_a_chain_is_no_gap() {
         let bases =
             [(7, 10), (7, 20), (7, 30)].map(|(cluster, revision)| base_of(cluster, revision));
-        // The answer to the write of the second base was lost, so the chain of the first base continued to the third.
+        // The answer to the write of the second base was lost, so the chain of the first base continued until the third
+        // base.
         assert_eq!(gaps(&bases, &[30, 20]), []);
         assert_eq!(gaps(&bases, &[29, 20]), []);
         let found = gaps(&bases, &[25, 20]);

@@ -383,8 +383,8 @@ fn written(
     {
         return Written::Others;
     }
-    // Fields that the operator does not set are ignored. The operator would otherwise apply the Certificate without
-    // end, because server-side apply cannot remove fields of another manager.
+    // Fields that the operator does not set are not compared. Server-side apply cannot remove fields of another
+    // manager, so a comparison would make the operator apply the Certificate without end.
     let without_types = |object: &DynamicObject| DynamicObject {
         types: None,
         ..object.clone()

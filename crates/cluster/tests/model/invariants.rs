@@ -222,7 +222,7 @@ impl World {
     /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: the disks of the former cluster stay until the recovered cluster is complete.
+        // Invariant 9: the disks of the cluster before a recovery stay until the recovered cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -370,8 +370,8 @@ impl World {
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // Exception: before etcd 3.4, the second member joins as a voter. It may start twice until it has joined,
-        // because etcd commits nothing without it (`plan/second.rs`).
+        // Exception: before etcd 3.4, the second member joins as a voter. Until it has joined, it may start twice,
+        // because the first member has every acknowledged write (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();

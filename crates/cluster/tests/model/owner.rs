@@ -230,7 +230,7 @@ impl World {
     /// world changed during the observation (not `atomic`), the check covers only members that the operator has seen
     /// serving, because the operator may count other members as lost for another reason.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
-        // Invariant 41: before the deletion, the operator keeps the members running, because it takes a backup of them.
+        // Invariant 41: the operator keeps the members running until the backup before the deletion is complete.
         let is_held = observed.deleting && self.setup.backs_up;
         let still = !is_held && (observed.deleting || self.wishes.paused);
         demand!(

@@ -78,8 +78,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A plan may delete a pod in the phase `Failed` if the only copy of the data is not in the pod: a PVC has the
-        // data, or the pod is the seed of a recovery.
+        // A plan may delete a pod in the phase `Failed` if no data is lost: a PVC has the data, or the pod is the seed
+        // of a recovery, which has a copy of the survivor's data.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -110,7 +110,7 @@ impl World {
     }
 
     fn judge_addition(&mut self, cluster: &Cluster) {
-        // Invariant 5: dead members are removed before another member is added.
+        // Invariant 5: voters that have lost their data are removed before another member is added.
         let dead =
             |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
         let dead = cluster
@@ -195,7 +195,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4: a learner is promoted only if it runs, and if its log has at least 90 % of the newest entries.
+        // Invariant 4: a learner is promoted only if it runs, and has at least 90 % of the highest log index.
         let name = &member.name;
         demand!(
             self,

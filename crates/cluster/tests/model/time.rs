@@ -76,8 +76,8 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A terminating pod keeps `lost_since` until a kubelet confirms its deletion, even if the node is ready
-                // again.
+                // A terminating pod keeps `lost_since` until a kubelet confirms the deletion of the pod, even if the
+                // node is ready again.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;

@@ -318,7 +318,7 @@ async fn chain_before_restored_data_is_ignored() {
     let first = recorded.base(7, 10, 0).await;
     let reset = Some((31, GapReason::RevisionReset));
     recorded.record_until(&first, 11..=30, 0, reset).await;
-    // The data of etcd was restored at revision 15, and the next base is taken at second 35.
+    // etcd's data was restored to revision 15, and the next base is taken at second 35.
     let second = recorded.base(7, 15, 20).await;
     recorded.record(&second, 16..=20, 20, None).await;
     let latest = recorded.find(Point::Latest).await.unwrap();

@@ -184,8 +184,8 @@ impl<'a> Scope<'a> {
                 all.is_empty() || source.trusts.keys().all(|identity| all.contains(identity))
             }
             // The CAs of the member are unknown, but it was started with a published trust bundle. If the published
-            // bundles contain only CAs of `source`, the member trusts them. Otherwise, the operator restarts the
-            // member, and then knows its CAs.
+            // bundles contain only CAs of `source`, the member trusts them. If they contain other CAs, the operator
+            // restarts the member, and then knows its CAs.
             None => is_only,
         };
         self.started.iter().copied().all(trusts)

@@ -332,7 +332,7 @@ fn invariant_42_destination_equals_source_at_checkpoint() {
         restarts += model.restarts;
         splits += model.splits;
     }
-    // The runs include enough exact copies, copies after a compaction, and split transactions.
+    // The runs include enough checks with an equal destination, restarted copies, and split transactions.
     assert!(exact > 1_000, "{exact}");
     assert!(restarts > 20, "{restarts}");
     assert!(splits > 50, "{splits}");

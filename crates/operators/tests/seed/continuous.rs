@@ -69,7 +69,7 @@ async fn change(client: &mut Client) -> Vec<i64> {
         }
         revisions.push(revision(client).await);
         if index % 30 == 0 {
-            // During this pause, the agent can record a hash and check the lease.
+            // During this pause, the agent can record a hash and check leases.
             sleep(Duration::from_millis(300)).await;
         }
     }
