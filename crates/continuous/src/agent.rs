@@ -151,7 +151,7 @@ impl<'a> Agent<'a> {
         tokio::select! {
             ended = &mut record => return ended,
             () = &mut stop => {}
-            // `probe` and `retention` never complete.
+            // `select!` drives `probe` and `retention`, which never complete.
             () = &mut probe => {}
             () = &mut retention => {}
         }

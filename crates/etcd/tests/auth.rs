@@ -332,8 +332,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first attempt may take 500 ms, which is twice the operator's timeout for members that are not ready,
-    // because the test machine may be busy. Each later attempt may take longer, up to the login timeout.
+    // The first attempt may take 500 ms, because the test machine may be busy. This is twice the operator's timeout for
+    // members that are not ready. Each later attempt may take longer, up to the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {

@@ -361,7 +361,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // Since Kubernetes 1.33, `observed_generation` is the generation of the pod that the kubelet has observed.
+    // `observed_generation` (since Kubernetes 1.33) is the newest generation of the pod that the kubelet has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {

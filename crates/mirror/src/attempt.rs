@@ -162,8 +162,8 @@ impl<'a> Attempt<'a> {
 
     /// The cluster ID and the newest revision of the source.
     async fn newest(&self) -> Result<(ClusterId, i64), Failure> {
-        // Every response contains the revision. The mirror reads the first key of its range, because its etcd user may
-        // have permissions only for the copied keys.
+        // Every response of etcd contains the cluster ID and the revision. The mirror reads the first key of its range,
+        // because its etcd user may have permissions only for the copied keys.
         let range = self.identity.mapping.source_range();
         let first = KeyRange::key(&range.start);
         let page = self.source.page(self.from, &first, 0, 1).await;

@@ -115,7 +115,7 @@ impl Proxies {
                 let notice = Notice::warning(error.reason(), "UpdateGrpcProxy", text);
                 let pause = pause(begun.elapsed());
                 self.edit(cluster, |record| {
-                    // Some objects may have been changed, so the next update applies all objects.
+                    // The failed update may have changed some objects, so the next update applies all objects.
                     record.applied = None;
                     record.failed = Some(Failed {
                         notice: notice.clone(),

@@ -345,7 +345,7 @@ fn invariant_20_new_authority_is_published_in_steps() {
         0,
         "the member does not trust the new CA yet"
     );
-    // Step 2: the member was restarted with both CAs.
+    // Step 2: after the member was restarted with both CAs, the certificates of the new CA are published.
     world.restart();
     assert_eq!(world.publish(), 4);
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
@@ -355,7 +355,7 @@ fn invariant_20_new_authority_is_published_in_steps() {
     world.issue(&new);
     assert_eq!(world.publish(), 4);
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
-    // Step 3: the former CA is removed.
+    // Step 3: the former CA is removed from the trust bundles.
     world.pass(Duration::from_hours(29 * 24));
     assert_eq!(world.publish(), 4);
     assert_eq!(world.bundle(&peer), 1);
