@@ -84,7 +84,7 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Recorded<S> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let text = format!("{} {}", request.method(), request.uri());
-        // A watch begins with a list of all objects in pages, which has the parameter `limit`.
+        // Neither watches nor the list requests before them, which have the parameter `limit`, are recorded.
         let watches = text.contains("watch=") || text.contains("limit=");
         if !watches && !text.contains("/events") {
             self.requests.0.lock().unwrap().push(text);
@@ -210,7 +210,7 @@ async fn create(scene: &Scene, spec: Value) -> String {
     scene.until("three pods exist", all_exist).await;
     let members = pods.list(&of_cluster).await.unwrap().items;
     let members: Vec<String> = members.iter().map(ResourceExt::name_any).collect();
-    // Because no member starts, the operator gives the members' Services their endpoints only after a time limit.
+    // No kubelet runs, so no member starts. The members' Services select their pods only after a time limit.
     let services = scene.api::<KubeService>();
     let are_open = async || {
         let all = services.list(&of_cluster).await.unwrap().items;
@@ -248,7 +248,7 @@ async fn reads_before_writes(scene: &Scene) {
     }
     assert_eq!(scene.requests.since(before), [""; 0]);
 
-    // The operator reads all objects before it creates a deleted Service again.
+    // Before the operator creates a deleted Service again, it reads all objects of the cluster.
     let (services, delete) = (scene.api::<KubeService>(), DeleteParams::default());
     services.delete("db", &delete).await.unwrap();
     let exists = async || services.get_opt("db").await.unwrap().is_some();
@@ -269,8 +269,8 @@ async fn reads_before_writes(scene: &Scene) {
     let policies = sent.iter().filter(|it| it.contains("networkpolicies"));
     assert_eq!(policies.count(), 0, "{sent:?}");
 
-    // After a step, the operator reads all objects until a reconcile needs no step. From then on, a change without
-    // effect on the plan causes no read.
+    // After a write, the operator reads all objects in each reconcile, until a reconcile needs no write. From then on,
+    // a change without effect on the plan causes no read.
     scene.rests(3).await;
     let before = scene.requests.all().len();
     scene.annotate(&pod, "4").await;
@@ -298,11 +298,11 @@ async fn reads_secrets(scene: &Scene) {
     let is_secret = |request: &String| is_read(request) && request.contains("/secrets/");
     let are_read = async || scene.requests.since(before).iter().any(is_secret);
     scene.until("the Secrets are read", are_read).await;
-    // The reconcile that reads the Secrets must end without another request.
+    // `rests` waits until the reconcile that reads the Secrets has ended.
     scene.rests(1).await;
     let sent = scene.requests.since(before);
     println!("{} requests: {sent:?}", sent.len());
-    // `GET /version` returns the API server's clock, by which the operator renews certificates.
+    // The operator reads the API server's clock from the header `Date` of `GET /version`, to renew certificates.
     let is_other = |it: &&String| !is_secret(it) && !it.starts_with("GET /version");
     let others: Vec<_> = sent.iter().filter(is_other).collect();
     assert_eq!(others, [""; 0]);

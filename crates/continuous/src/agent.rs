@@ -151,7 +151,7 @@ impl<'a> Agent<'a> {
         tokio::select! {
             ended = &mut record => return ended,
             () = &mut stop => {}
-            // `probe` and `retention` never complete.
+            // `select!` drives `probe` and `retention`, which never complete.
             () = &mut probe => {}
             () = &mut retention => {}
         }
@@ -177,7 +177,8 @@ impl<'a> Agent<'a> {
         let mut usable: Vec<(bool, &String)> = Vec::new();
         for (url, answer) in urls.iter().zip(answers) {
             let Ok(status) = answer else { continue };
-            // An advertised URL such as http://localhost:2379 may lead to another etcd.
+            // A member may advertise a URL such as http://localhost:2379. For the agent, this URL may lead to an etcd
+            // of another cluster.
             let is_own = listed
                 .as_ref()
                 .is_none_or(|listed| listed.cluster_id == status.cluster_id);
@@ -250,7 +251,8 @@ impl<'a> Agent<'a> {
             return Ok(None);
         };
         if base.base.encryption.is_some() != self.encryption.is_some() {
-            // All segments of a base are encrypted, or none.
+            // The segments of a base are all encrypted, or none is. If the encryption was switched on or off, the agent
+            // therefore cannot continue the stored chain.
             return Ok(None);
         }
         let limits = self.settings.limits;
@@ -332,8 +334,8 @@ impl<'a> Agent<'a> {
                 if is_last {
                     pending::<()>().await;
                 }
-                // A failed attempt to take the next base does not end the capture. An ended capture reads no changes
-                // until the store has all segments, and does not use the spool.
+                // A failed attempt to take the next base is repeated, and does not end the capture. A capture that ends
+                // reads no further changes until the store has all segments.
                 loop {
                     self.until_renewal(renew_at, not_before).await;
                     let member = self.member().await;
@@ -364,7 +366,8 @@ impl<'a> Agent<'a> {
                     tracing::warn!(?reason, "changes are missing: a new base is taken");
                     if reason == GapReason::RevisionReset {
                         self.monitor.resets();
-                        // The snapshot of `next` may be from before the restore of etcd's data, so a new base is taken.
+                        // `RevisionReset` means that etcd's data was restored. The snapshot of `next` may be older than
+                        // the restore, so a new base is taken.
                         next = None;
                     }
                     return match next {

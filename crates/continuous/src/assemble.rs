@@ -147,7 +147,7 @@ mod tests {
         let third = assembler.push(batch(&[(6, "c"), (7, "a")], false), 3);
         assert_eq!(revisions(&third), [(6, 3), (7, 1)]);
         assert_eq!(third.gap, None);
-        // A progress notification has no events, so it completes no transaction.
+        // A progress notification has no events, so it yields no transaction.
         assert_eq!(assembler.push(batch(&[], false), 4), Assembled::default());
         assert_eq!(assembler.last(), 7);
     }

@@ -165,7 +165,7 @@ impl<'a> Capture<'a> {
         stop: impl Future<Output = ()>,
     ) -> Result<End, CaptureError> {
         if let Some(reason) = self.gap {
-            // The caller has dropped the call that recorded the gap.
+            // An earlier call has recorded the gap, but the caller dropped the future of that call before it returned.
             self.outbox.drain().await;
             return Ok(End::Gap(reason));
         }

@@ -162,7 +162,7 @@ impl Upload for EncryptedUpload {
             Err(error) => Err(error.into()),
         };
         if let Err(error) = written {
-            // The caller gets `error`, even if `abort` fails. The store then removes the upload later.
+            // The caller gets `error`, even if `abort` fails too. The upload then stays unfinished, and is no object.
             let _ = inner.abort().await;
             return Err(error);
         }

@@ -38,7 +38,8 @@ pub async fn locate(
     let mut newest: Option<StoredBase> = None;
     for name in bases(store, prefix).await? {
         let base = read_base(store, prefix, name).await?;
-        // After a restore of the recorded cluster, a later base can have an earlier revision.
+        // The creation time decides, because a base that was taken after a restore of etcd's data can have a lower
+        // revision.
         let is_newer = |than: &StoredBase| base.base.created >= than.base.created;
         if base.base.created <= time && newest.as_ref().is_none_or(is_newer) {
             newest = Some(base);

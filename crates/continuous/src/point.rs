@@ -294,8 +294,8 @@ impl Search<'_> {
                 faults.extend(chosen.1.chain.faults);
                 chosen = (previous, older);
             } else {
-                // A missing segment of the older chain matters only if its revisions are later than those of the newer
-                // chain.
+                // A missing segment of the older chain matters only if `next`, the first revision after the missing
+                // segment, is later than the newer chain.
                 let is_later = |fault: &ChainFault| matches!(fault, ChainFault::Missing { next, .. } if *next > last);
                 faults.extend(older.chain.faults.into_iter().filter(is_later));
             }

@@ -137,8 +137,7 @@ impl Monitor {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock is safe to use, because each change of the state is complete before a statement that can
-        // panic.
+        // A poisoned lock is safe to use, because no statement in the middle of a change of the state can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,8 +189,8 @@ impl Monitor {
         }
         let newest = state.progress.etcd_revision.unwrap_or_default();
         state.progress.etcd_revision = Some(newest.max(revision));
-        // `probe` keeps an older request until the revision in its response is in the store. If each request replaced
-        // the older request, the complete time would never advance in a cluster with permanent writes.
+        // `probe` keeps the oldest request until the store has the revision of its response. If each new request
+        // replaced the older one, the complete time would never advance while clients write without a pause.
         if state.probe.is_none() {
             state.probe = Some((time, revision));
         }
@@ -258,7 +257,7 @@ mod tests {
         monitor.stored((BASE_REVISION + 2, 3_100), 10);
         assert_eq!(monitor.read().complete_time, Some(2_000));
         monitor.stored((BASE_REVISION + 4, 3_200), 10);
-        // The store does not contain the revision that etcd reported at the time 4,000 yet.
+        // The store contains the revision that etcd reported at the time 3,000, but not the one reported at 4,000.
         assert_eq!(monitor.read().complete_time, Some(3_000));
         let progress = monitor.read();
         assert_eq!(progress.etcd_revision, Some(BASE_REVISION + 5));
@@ -272,8 +271,8 @@ mod tests {
         let monitor = begun();
         monitor.probed(ClusterId(8), 1, 2_000);
         assert_eq!(monitor.read().complete_time, None);
-        // The chain of a restored cluster begins, which has another ID and a lower revision. The revision of the old
-        // cluster must not count for this chain.
+        // A restored cluster has another ID and a lower revision. When its chain begins, the revision of the former
+        // cluster no longer counts.
         monitor.probed(CLUSTER, BASE_REVISION + 1, 2_000);
         monitor.begin(&base_of(8, 5), (5, 2_500), (0, 0));
         assert_eq!(monitor.read().complete_time, None);

@@ -318,7 +318,8 @@ impl Replay<'_> {
         let revision = self.report.revision;
         let is_free = self.target.revoke(end.id).await.map_err(at(revision))?;
         if !is_free {
-            // The lease stays and is counted, because it has keys: its ID was granted again after the recorded end.
+            // The lease has keys, because its ID was granted again after the recorded end. The lease is kept, and
+            // counted.
             self.report.leases_kept += 1;
         }
         Ok(())

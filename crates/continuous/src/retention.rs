@@ -38,7 +38,7 @@ fn surplus(created: &[i64], window: Duration) -> usize {
 /// contains the revisions between the two bases, so there is no gap.
 fn gaps(bases: &[StoredBase], last: &[i64]) -> Vec<Missing> {
     let mut found = Vec::new();
-    // The highest revision of the chains so far that have the same cluster ID.
+    // The highest revision in the chains up to `one` since the last change of the cluster ID.
     let mut reached = 0;
     let pairs = bases.iter().zip(bases.iter().skip(1)).zip(last);
     for ((one, next), last) in pairs {
@@ -153,7 +153,7 @@ mod tests {
         for (created, window, expected) in [
             (hours(&[]), 1, 0),
             (hours(&[0]), 1, 0),
-            // The base of hour 0 is needed for the times between hour 1 and hour 2.
+            // The window begins at hour 1. A restore to a time between hour 1 and hour 2 needs the base of hour 0.
             (hours(&[0, 2]), 1, 0),
             (hours(&[0, 1, 2]), 1, 1),
             (hours(&[0, 1, 2]), 2, 0),
@@ -210,7 +210,8 @@ mod tests {
     fn base_without_segments_inside_of_a_chain_is_no_gap() {
         let bases =
             [(7, 10), (7, 20), (7, 30)].map(|(cluster, revision)| base_of(cluster, revision));
-        // The answer to the write of the second base was lost, so the chain of the first base continued to the third.
+        // The answer to the write of the second base was lost, so the chain of the first base continued until the third
+        // base.
         assert_eq!(gaps(&bases, &[30, 20]), []);
         assert_eq!(gaps(&bases, &[29, 20]), []);
         let found = gaps(&bases, &[25, 20]);
@@ -228,7 +229,8 @@ mod tests {
         store_chain(&store, &second, 3).await;
         store_base(&store, 7, 23, 2).await;
         let monitor = Monitor::default();
-        // The files are written now, but the bases contain other times, so the clocks disagree.
+        // The files are new, but the times in the bases are old, as if the clocks of the agent and of the store
+        // differed.
         tidy(&store, PREFIX, Duration::ZERO, 0, &monitor)
             .await
             .unwrap();

@@ -67,8 +67,8 @@ pub(crate) async fn take_described_base(
     let sent = match send(snapshot.chunks, upload.as_mut()).await {
         Ok(sent) => sent,
         Err(error) => {
-            // The caller gets the error of `send`, because it is the cause. If `abort` fails too, the store removes
-            // the upload later.
+            // The caller gets the error of `send`, because it is the cause. If `abort` fails too, retention discards
+            // the unfinished upload later.
             let _ = upload.abort().await;
             return Err(error);
         }
@@ -93,8 +93,8 @@ pub(crate) async fn take_described_base(
             return Err(error);
         }
     };
-    // After a failure of this write, the store can have the base, because only the answer may be lost. The snapshot is
-    // therefore not deleted.
+    // If this write fails, the snapshot is not deleted: perhaps only the answer was lost, and the store has the base
+    // that names this snapshot.
     write_base(store, prefix, &base).await?;
     Ok(base)
 }

@@ -119,8 +119,8 @@ pub async fn write_segment(
     while !rest.is_empty() {
         let chunk = rest.split_to(ONE_REQUEST.min(rest.len()));
         if let Err(error) = upload.write(chunk).await {
-            // The caller gets the error of `write`, because it is the cause. If `abort` fails too, the store removes
-            // the upload later.
+            // The caller gets the error of `write`, because it is the cause. If `abort` fails too, the upload stays
+            // unfinished, and is no object.
             let _ = upload.abort().await;
             return Err(error);
         }

@@ -310,8 +310,8 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // Without `key_root`, bbolt has stored the bucket inside the root page, so the bucket's revision is in
-            // `buckets`.
+            // If `key_root` is `None`, bbolt has stored the bucket `key` inside the root page. Its last revision is
+            // then in `buckets`.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

@@ -193,8 +193,8 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // The token of `members[0]` may be unknown to the other members, so the client must log in again for calls and
-    // for snapshots.
+    // The other members may not know a token that `members[0]` has issued, so the client must log in again for calls
+    // and for snapshots.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
@@ -332,8 +332,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first attempt may take 500 ms, which is twice the operator's timeout for members that are not ready,
-    // because the test machine may be busy. Each later attempt may take longer, up to the login timeout.
+    // The first attempt may take 500 ms, because the test machine may be busy. This is twice the operator's timeout for
+    // members that are not ready. Each later attempt may take longer, up to the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -370,8 +370,8 @@ async fn token_of_other_cluster_that_blocks_calls_is_replaced() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // This call usually times out. On a slow machine, the client may already have replaced the suspect login,
-            // so the call may also succeed.
+            // `root` has a token of the other cluster, so this call usually times out. On a slow machine, the client
+            // may already have replaced the token, so the call may also succeed.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));

@@ -357,7 +357,8 @@ async fn next_member_gets_change_that_one_member_rejects_as_unhealthy() {
     pair.first.reject(&["MemberAdd", "MemberRemove"]);
     let added = client.add_member(&via, &peer(), true).await.unwrap();
     assert_eq!(counts("MemberAdd"), (1, 1));
-    // The client calls `second` before `first`, because `second` responded last. Now both proxies reject the change.
+    // `second` gave the last successful response, so the client calls `second` before `first`. Now both proxies reject
+    // the change.
     pair.second.reject(&["MemberRemove"]);
     let removed = client.remove_member(&via, added.id).await;
     let rejected =

@@ -66,7 +66,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // `Revisions::of_file` reads only a few pages, but must return the same revisions.
+    // `Revisions::of_file` reads only a few pages, but must return the same revisions as `inspect`.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),

@@ -46,8 +46,8 @@ fn is_suspicious(name: &str) -> bool {
 fn walk(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            // If `map` is an environment variable, its value is removed. A variable that refers to a Secret has no
-            // field `value` and stays unchanged.
+            // If `map` is an environment variable with a suspicious name, its value is removed. A variable that refers
+            // to a Secret has no field `value` and stays unchanged.
             let name = map.get("name").and_then(Value::as_str).unwrap_or_default();
             if is_suspicious(name) && map.get("value").is_some_and(Value::is_string) {
                 map.insert("value".to_owned(), Value::from(REMOVED));

@@ -254,8 +254,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. If the annotation differs from `tls`, a user has changed the
-    // annotation, so this patch corrects it without a new pod.
+    // `tls` is `Some` only if the pod has the hash of the current spec. An annotation with another value than `tls` was
+    // then changed by a user, so this patch corrects the annotation without a new pod.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -361,7 +361,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // Since Kubernetes 1.33, `observed_generation` is the generation of the pod that the kubelet has observed.
+    // `observed_generation` (since Kubernetes 1.33) is the newest generation of the pod that the kubelet has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {

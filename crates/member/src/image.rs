@@ -143,7 +143,7 @@ mod tests {
             let parts = [image, problem, remedy, text];
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         }
-        // A pod that was created before a user set `spec.image` has an image with a tag.
+        // The second image has a tag, because the pod was created before a user set `spec.image`.
         for image in ["registry.local/etcd@sha256:ab", image] {
             let pinned = pull_problem(image, "spec.image", "not found");
             let remedy = "correct spec.version or spec.image (";

@@ -383,8 +383,8 @@ fn written(
     {
         return Written::Others;
     }
-    // Fields that the operator does not set are ignored: server-side apply cannot remove fields of another manager, so
-    // the operator would apply the Certificate without end.
+    // Fields that the operator does not set are not compared. Server-side apply cannot remove fields of another
+    // manager, so a comparison would make the operator apply the Certificate without end.
     let without_types = |object: &DynamicObject| DynamicObject {
         types: None,
         ..object.clone()

@@ -65,7 +65,7 @@ pub fn network_policy(
         }
         clients.extend(access.clients.iter().cloned());
     }
-    // If the metrics port is restricted, the operators stay allowed, because they check members that do not serve yet.
+    // The operators may always connect to the metrics port: they use it to check members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -162,7 +162,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Backup pods are sources of the client port, because they connect to etcd.
+        // Backup pods are allowed on the client port, because they connect to etcd.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });

@@ -29,7 +29,7 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    // With TLS, the probe only checks that the port is open, because the kubelet has no client certificate.
+    // On a client port with TLS, the probe only checks that the port is open: the kubelet has no client certificate.
     let (http_get, tcp_socket) = if port == CLIENT_PORT && members.addresses().client_tls {
         let port = IntOrString::Int(port.into());
         (None, Some(TCPSocketAction { port, host: None }))

@@ -211,8 +211,8 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // Invariant 6: the state is never `new`, because etcd must not start as an empty cluster if the restored data
-        // is missing.
+        // Invariant 6: `--initial-cluster-state` is never `new`, because etcd must not form an empty cluster if the
+        // restored data is missing.
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);

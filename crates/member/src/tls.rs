@@ -97,7 +97,8 @@ impl ClusterTls {
             let secret = own.secret.clone();
             Some(Slot { secret, found })
         };
-        // During the change, members with current certificates connect to members with new trust bundles.
+        // During a change of the Secrets, members with the current certificates connect to members with the new trust
+        // bundles.
         let before = Self {
             peer: mixed(&self.peer, &next.peer),
             server: mixed(&self.server, &next.server),

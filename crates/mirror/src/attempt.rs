@@ -162,7 +162,8 @@ impl<'a> Attempt<'a> {
 
     /// The cluster ID and the newest revision of the source.
     async fn newest(&self) -> Result<(ClusterId, i64), Failure> {
-        // The mirror reads the first key of its range, because its etcd user may have rights only for the copied keys.
+        // Every response of etcd contains the cluster ID and the revision. The mirror reads the first key of its range,
+        // because its etcd user may have permissions only for the copied keys.
         let range = self.identity.mapping.source_range();
         let first = KeyRange::key(&range.start);
         let page = self.source.page(self.from, &first, 0, 1).await;
@@ -194,8 +195,8 @@ impl<'a> Attempt<'a> {
         let registry = KeyRange::key(&registry_key());
         let registry = self.destination_page(&registry, 1).await?;
         self.check_mirrors().await?;
-        // The transaction requires that these ranges are empty. The mirror first reads one key of each range, because
-        // etcd reads all keys of a range to check the precondition.
+        // The transaction requires that these ranges are empty, and for this, etcd reads all their keys. The mirror
+        // therefore first reads one key of each range.
         for part in &parts {
             let is_empty = self.destination_page(part, 1).await?.entries.is_empty();
             if !is_empty && self.stored().await?.is_none() {

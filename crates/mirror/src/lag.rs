@@ -96,7 +96,7 @@ mod tests {
         };
         assert_eq!(meter.lag(20), current);
         assert!(meter.ahead.is_empty());
-        // A mirror can apply changes that are newer than the last observation.
+        // A mirror can apply changes that are newer than the last observation. The lag is then 0 revisions.
         assert_eq!(meter.lag(25), current);
     }
 

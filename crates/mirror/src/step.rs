@@ -30,7 +30,7 @@ impl Limits {
     /// default.
     pub fn of_destination(max_txn_ops: Option<i64>, max_request_bytes: Option<i64>) -> Self {
         let number = |value: i64| usize::try_from(value).unwrap_or_default();
-        // The checkpoint is one of the operations.
+        // The checkpoint is one of the operations of each transaction.
         let operations = number(max_txn_ops.unwrap_or(DEFAULT_OPERATIONS)).saturating_sub(1);
         let bytes = number(max_request_bytes.unwrap_or(DEFAULT_BYTES)).saturating_sub(CHECKPOINT);
         Self {

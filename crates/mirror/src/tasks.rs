@@ -147,7 +147,7 @@ impl Tasks {
         let entry = self.entries().remove(uid);
         if let Some(entry) = entry {
             entry.stop.cancel();
-            // A task that has panicked has ended too.
+            // The result is ignored, because a task that has panicked has ended too.
             let _ = entry.handle.await;
         }
     }

@@ -94,7 +94,7 @@ impl Directories {
             .await
             .unwrap();
         let mut last = 0;
-        // The agent may not be connected yet. It must also record the changes from before its connection.
+        // The agent may connect to etcd only after some of these changes. It must record these changes too.
         for index in 0..50 {
             let answer = client.put("key", index.to_string(), None).await.unwrap();
             last = answer.header().unwrap().revision();

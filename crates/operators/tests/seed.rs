@@ -314,7 +314,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     // `fetch` succeeds although the backup is deleted from the store, because the snapshot is already on the volume.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // `fetch` also uses the snapshot on the volume for another location with the same SHA-256.
+    // `fetch` also uses the snapshot on the volume if its arguments name another location with the same SHA-256.
     let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);

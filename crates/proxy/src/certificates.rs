@@ -65,7 +65,7 @@ pub(crate) fn digest(
     server: &Secret,
 ) -> Result<String, String> {
     check_common_name(client, version)?;
-    // etcd 3.4 also rejects a common name in the certificate for clients (etcd issue 11970).
+    // A proxy of etcd 3.4 also rejects a common name in its server certificate (etcd issue 11970).
     if version.minor() < (3, 5) {
         check_common_name(server, version)?;
     }

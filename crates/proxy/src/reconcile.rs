@@ -115,7 +115,7 @@ impl Proxies {
                 let notice = Notice::warning(error.reason(), "UpdateGrpcProxy", text);
                 let pause = pause(begun.elapsed());
                 self.edit(cluster, |record| {
-                    // Some objects may have been changed, so the next update applies all objects.
+                    // The failed update may have changed some objects, so the next update applies all objects.
                     record.applied = None;
                     record.failed = Some(Failed {
                         notice: notice.clone(),
@@ -140,8 +140,8 @@ impl Proxies {
     async fn update(&self, cached: &EtcdCluster) -> Result<Option<Notice>, Error> {
         let running = self.running(cached);
         let is_without = cached.spec.grpc_proxy.is_none();
-        // Without a Deployment, the record shows that other objects were created before the API server rejected the
-        // Deployment.
+        // If no Deployment exists, a record means that other objects were created before the API server rejected the
+        // Deployment. The operator must delete these objects.
         if is_without && running.as_ref().is_none_or(Vec::is_empty) && !self.has_record(cached) {
             return Ok(None);
         }

@@ -64,8 +64,8 @@ impl Writes<'_> {
         }
         self.apply(&objects.deployment, &mut written).await?;
         if self.last.is_empty() {
-            // The content has changed, so objects of the former content may exist, for example the Service with the
-            // former `serviceName`.
+            // `last` is empty after a change of the desired objects. Objects from before the change may exist, for
+            // example the Service with the former `serviceName`.
             self.delete_except(Some(&objects.service)).await?;
             self.delete_except(objects.policy.as_ref()).await?;
             self.delete_except(objects.budget.as_ref()).await?;

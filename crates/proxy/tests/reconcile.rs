@@ -219,7 +219,7 @@ async fn proxies_are_created_repaired_and_deleted() {
     let text = scene.await_event("GrpcProxyApplied").await;
     assert!(text.contains("Deployment db-proxy"), "{text}");
 
-    // The operator reverts changes of other programs. It watches only the Deployment, and checks all objects after a
+    // The operator reverts changes by other programs. It watches only the Deployment, and checks all objects after a
     // change of the Deployment.
     scene
         .patch::<Deployment>("db-proxy", json!({ "spec": { "replicas": 9 } }))

@@ -178,8 +178,8 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // Objects of the former cluster are allowed, because the operator deletes them last after a recovery. A pod of
-        // the former cluster that is created late does no harm, because clients reach only the new cluster.
+        // Pods and PVCs of the former cluster are allowed, because the operator deletes them after a recovery. A late
+        // write that creates a pod of the former cluster does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
@@ -222,7 +222,7 @@ impl World {
     /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: the disks of the former cluster stay until the recovered cluster is complete.
+        // Invariant 9: the disks of the cluster before a recovery stay until the recovered cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -302,8 +302,8 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // If the status and all data were deleted, the former cluster no longer exists, so clients may write to a new
-        // cluster.
+        // If the status was deleted and no data is left, the cluster of `writes_to` no longer exists, so clients may
+        // write to a new cluster.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -318,13 +318,13 @@ impl World {
             self.memory.added.insert(member.clone());
             return;
         }
-        // A write to the status deletes no data.
+        // Writes to the status delete no data, so the check ignores them.
         let records = matches!(
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // If a user has deleted the PVC of a pod, the data is lost with the pod. The check allows this loss, because
-        // the second operator may have planned the hibernation before the user deleted the PVC.
+        // After a user has deleted a PVC, the data is lost when its pod is deleted. The second operator may delete the
+        // pod, because it may have planned this for a hibernation before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));
@@ -364,14 +364,14 @@ impl World {
     /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A suspended second operator may start the pod of a member that etcd has removed in the meantime. This pod is
-        // harmless, because its member ID belongs to no member, so no member connects to the pod.
+        // The second operator may start the pod of a member late, after etcd has removed the member. This pod is
+        // harmless: no member list contains the member, so no other member connects to the pod.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // Exception: before etcd 3.4, the second of two voters may start twice until etcd reports it as started
-        // (`plan/second.rs`).
+        // Exception: before etcd 3.4, the second member joins as a voter. Until it has joined, it may start twice,
+        // because the first member has every acknowledged write (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();

@@ -64,7 +64,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner reports its last known leader even without a connection, because it never becomes a candidate.
+        // Without a connection, a learner reports its last known leader, because it never becomes a candidate.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);

@@ -342,9 +342,9 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states, a check of the model fails for nearly every write: the operator is paused, the cluster is
-        // being deleted, or a certificate is invalid. A failed check would not prove that the model detects this
-        // mistake, so the mistake is not made.
+        // While the cluster is paused or is being deleted, or while a certificate is invalid, a check of the model
+        // rejects nearly every write. A failed check would then not prove that the model detects the mistake, so the
+        // plan stays correct.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }

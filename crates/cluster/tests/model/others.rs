@@ -218,7 +218,7 @@ impl World {
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // The person adds no second voter to a cluster with one voter. A second voter that never starts would stop the
+        // The person adds no member to a cluster with one voter: a second voter that never starts would stop the
         // cluster, and the operator need not handle this mistake.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;

@@ -88,7 +88,7 @@ impl World {
         if self.setup.retains && !self.can_be_recreated() {
             return;
         }
-        // In a run with backups, the user deletes an EtcdCluster only after it has its finalizer, and only once.
+        // In a run with backups, the user deletes the EtcdCluster once, after the operator has set the finalizer.
         if self.setup.backs_up && (self.deleting || !self.guarded) {
             return;
         }
@@ -140,17 +140,17 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // No late write can reach the new EtcdCluster, because an operator process drops a plan after ten seconds. The
-        // garbage collector deletes the objects of the deleted EtcdCluster.
+        // The late writes are dropped: an operator process executes no plan that is older than ten seconds, and the
+        // garbage collector deletes the objects that such a plan creates for the deleted EtcdCluster.
         self.late.clear();
         if self.setup.backs_up {
-            // Volumes of earlier clusters have no owner, so a user deletes them.
+            // The garbage collector keeps the PVCs of earlier clusters (no owner reference), so a user deletes them.
             self.disks.clear();
             self.adopted.clear();
             self.wishes.before_change = None;
         }
         if self.setup.retains {
-            // No acknowledged write may be lost, because the data stays on the retained volumes.
+            // The retained volumes keep the data, so the new cluster must contain every acknowledged write.
             self.forget(false);
         } else {
             self.memory.forget_all();
@@ -230,7 +230,7 @@ impl World {
     /// world changed during the observation (not `atomic`), the check covers only members that the operator has seen
     /// serving, because the operator may count other members as lost for another reason.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
-        // Invariant 41: the operator keeps the members running for the backup before the deletion.
+        // Invariant 41: the operator keeps the members running until the backup before the deletion is complete.
         let is_held = observed.deleting && self.setup.backs_up;
         let still = !is_held && (observed.deleting || self.wishes.paused);
         demand!(

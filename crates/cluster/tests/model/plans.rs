@@ -78,8 +78,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A plan may delete a pod in the phase `Failed` if the pod contains no data: the member has a disk, or the pod
-        // is the seed of a recovery.
+        // A plan may delete a pod in the phase `Failed` if no data is lost: a PVC has the data, or the pod is the seed
+        // of a recovery, which has a copy of the survivor's data.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -91,8 +91,8 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: the plan may restart members without a common CA, because these members answer no call.
-                // A restart on a volume keeps the data.
+                // Invariant 20: members without a common CA reject each other, so there is no member list. The plan may
+                // restart a member with a volume, because the volume keeps its data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -110,7 +110,7 @@ impl World {
     }
 
     fn judge_addition(&mut self, cluster: &Cluster) {
-        // Invariant 5: dead members are removed before another member is added.
+        // Invariant 5: voters that have lost their data are removed before another member is added.
         let dead =
             |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
         let dead = cluster
@@ -153,8 +153,8 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member whose disk exists is removed only if the cluster is too large, or if `is_excused` is
-        // true.
+        // Invariant 5: a member whose disk exists is removed only if the cluster is too large, or if the operator may
+        // replace the member (`is_excused`).
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -195,7 +195,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4: a learner is promoted only if it runs and has at least 90 % of the log entries.
+        // Invariant 4: a learner is promoted only if it runs, and has at least 90 % of the highest log index.
         let name = &member.name;
         demand!(
             self,

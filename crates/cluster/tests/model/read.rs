@@ -195,8 +195,8 @@ impl World {
             .filter(|process| process.name == name)?;
         let member = cluster.configs[data.config].get(&data.member);
         let learner = member.is_some_and(|member| member.learner);
-        // The operator calls a learner at the address of its pod, so a learner without connections to other members
-        // answers, and reports its last known leader.
+        // The operator calls a learner at the address of its pod. Therefore, a learner without connections to other
+        // members answers too, and reports its last known leader.
         let closed = self.services.get(name).is_some_and(|one| one.closed);
         let alone = learner && !closed && self.is_heard(name);
         if !self.operator_reaches(name) && !alone {

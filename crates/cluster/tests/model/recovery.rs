@@ -291,7 +291,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // The status must list the same voters as the member list.
+        // The policy `Automatic` recovers only if the status lists the same voters as etcd.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))

@@ -68,7 +68,7 @@ impl World {
             return;
         };
         if self.memory.writes_to.is_none() {
-            // The volume is no evidence, because no client has written yet. Until the client Service gets its first
+            // No client has written yet, so the volume may be deleted: until the client Service gets its first
             // endpoint, the operator may abandon a bootstrap and delete its volumes.
             return;
         }
@@ -166,7 +166,7 @@ impl World {
         }
         cluster.running.retain(|id, _| *id == kept);
         // The acknowledged writes that `kept` lacks do not count as lost, because the person who removed the other
-        // members accepts their loss.
+        // members accepts this loss.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))

@@ -140,7 +140,7 @@ impl Run {
                     ..none
                 });
             }
-            // In half of these rounds, the observation becomes too old while the operator executes the step.
+            // If `after` is 128 or more, the observation becomes too old while the operator executes the step.
             Event::ActLate { ticks, after } => {
                 let too_old = after.checked_sub(128).map(|after| after % 16);
                 self.round(Fault {
@@ -157,8 +157,8 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // The second operator begins its observation again, because a real cluster does not form and lose its
-                // status during one observation.
+                // The second operator begins a new observation, because a real cluster cannot form and then lose its
+                // status within one observation.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -188,8 +188,8 @@ impl Run {
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        // The round ends if the EtcdCluster was replaced during the observation, because the operator waits until the
-        // children of the deleted EtcdCluster are deleted.
+        // The round ends if the EtcdCluster was deleted and created again during the observation, because the operator
+        // first waits until the children of the deleted EtcdCluster no longer exist.
         if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }

@@ -49,7 +49,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
             _ => Event::Version(NEXT[usize::from(dice.small(3))]),
         });
         events.extend([Event::Round, Event::Tick].repeat(usize::from(dice.small(4))));
-        // Time passes without reconciles, so the operator does not notice when the member starts.
+        // Time passes without reconciles, so the operator does not notice that the member starts.
         events.extend([Event::Tick].repeat(usize::from(dice.small(6))));
         events.push(match dice.below(5) {
             0 | 1 => Event::DeletePod(0),

@@ -55,7 +55,7 @@ impl Run {
             if kinds & 8 == 0 {
                 (now.shared, now.client_token) = (old.shared, old.client_token);
             }
-            // Without bit 16, the cache keeps the older EtcdCluster and its status.
+            // If `kinds` lacks the bit 16, the cache keeps the older EtcdCluster and its status.
             if kinds & 16 == 0 {
                 now.object_version = old.object_version;
                 (now.intent, now.cluster_id) = (old.intent, old.cluster_id);

@@ -68,7 +68,7 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // A failure to converge does not count, because every mistake can prevent convergence.
+        // A failure to converge is no detection, because every mistake can prevent convergence.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -214,7 +214,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // A failure to converge does not count, because every mistake can prevent convergence.
+            // A failure to converge is no detection, because every mistake can prevent convergence.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");

@@ -76,8 +76,8 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A terminating pod keeps `lost_since` until a kubelet confirms its deletion, even if the node is ready
-                // again.
+                // A terminating pod keeps `lost_since` until a kubelet confirms the deletion of the pod, even if the
+                // node is ready again.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -123,7 +123,7 @@ impl World {
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
-        // The kubelet creates no container whose certificates are missing.
+        // A pod does not start while the Secret with its certificates is missing or invalid.
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
@@ -239,7 +239,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // The member calls no other member, because `--initial-cluster` contains only the member itself.
+            // The member finds no cluster to join: `--initial-cluster` contains only the member itself.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {

@@ -91,7 +91,7 @@ impl World {
         let spoken = recorded.as_ref();
         let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
-            // Before the cluster version is known, the user only withdraws the version without an image (`MISSING`).
+            // While the cluster version is unknown, the user withdraws only the version `MISSING`, which has no image.
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
@@ -186,8 +186,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // The checks do not apply to external members, to a removed member (which exits after each start), and after a
-        // late write, which may arrive after the cluster has changed.
+        // The checks do not apply to external members, and to removed members, which exit after each start. They do not
+        // apply if `memory.second` is true, because a pod may then start late, after the cluster has changed.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(

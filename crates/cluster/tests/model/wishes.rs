@@ -410,8 +410,8 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // The operator may restart members in any state if members do not accept the certificates of each other
-        // (`is_torn`).
+        // If certificates were lost together with their CAs (`is_torn`), the operator may restart members at the same
+        // time.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -447,7 +447,7 @@ impl World {
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // The member is alone in its group, because no other member can reach a member without a Service.
+            // The member is alone in its group, because other members reach a member only through its Service.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),

@@ -135,7 +135,7 @@ impl Model {
                 let stop = self.etcd.drained();
                 Some(Box::pin(capture.run(MEMBER, stop)).await)
             } else {
-                // The caller drops the future of the call, and continues with the next call.
+                // After `count` polls, the caller drops the future, and calls `run` again in the next iteration.
                 tokio::select! {
                     biased;
                     ended = Box::pin(capture.run(MEMBER, std::future::pending())) => Some(ended),
@@ -265,7 +265,7 @@ async fn run(seed: u64, ignores_failures: bool) -> Result<Option<GapReason>, Str
         model.settle().await?;
     }
     model.check(false).await?;
-    // A late write can arrive at any time.
+    // A write that has timed out can store its object at any later time.
     while !model.store.state().late.is_empty() {
         model.store.state().write_late_object(0);
         model.check(true).await?;

@@ -251,7 +251,7 @@ async fn point_with_keys_is_found_only_in_encrypted_chain() {
         };
         assert!(problem(Some(error)).contains(&first().id().to_string()));
     }
-    // Revision 18 needs no segment, but the snapshot of its base is encrypted.
+    // A restore to revision 18 needs only the snapshot of the second base, which is encrypted.
     let error = recorded.find(Point::Revision(18), None).await;
     let error = error.unwrap_err();
     assert!(

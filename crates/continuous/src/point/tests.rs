@@ -157,7 +157,7 @@ async fn points_outside_of_recorded_history_are_refused() {
         let error = recorded.find(point).await.unwrap_err();
         assert!(matches!(error, PointError::BeforeOldest(at) if at == moment(10, 10)));
     }
-    // The chains do not prove that no later change was made before the requested time.
+    // The chains end with revision 30 at 30 s. They do not prove that no further change was made at 30 s.
     for point in [Point::Time(30 * SECOND), Point::Revision(31)] {
         let error = recorded.find(point).await.unwrap_err();
         assert!(matches!(error, PointError::AfterNewest(at) if at == moment(30, 30)));
@@ -230,7 +230,7 @@ async fn later_time_never_has_earlier_revision() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
-    // The base has revision 16, and its time is 18 s. In the chain of this base, revision 17 has the time 20 s.
+    // The second base has revision 16, and its time is 18 s. In the chain of this base, revision 17 has the time 20 s.
     let second = recorded.base(7, 16, 2).await;
     recorded.record(&second, 17..=30, 3, None).await;
     let mut last = 0;
@@ -318,7 +318,7 @@ async fn chain_before_restored_data_is_ignored() {
     let first = recorded.base(7, 10, 0).await;
     let reset = Some((31, GapReason::RevisionReset));
     recorded.record_until(&first, 11..=30, 0, reset).await;
-    // The data of etcd was restored at revision 15, and the next base is taken at second 35.
+    // etcd's data was restored to revision 15, and the next base is taken at second 35.
     let second = recorded.base(7, 15, 20).await;
     recorded.record(&second, 16..=20, 20, None).await;
     let latest = recorded.find(Point::Latest).await.unwrap();

@@ -65,7 +65,7 @@ impl<'a> Pipeline<'a> {
     /// Sends the next transaction. Waits until the window admits the transaction. Waits for its answer only if the
     /// transaction deletes a range.
     pub(super) async fn send(&mut self, transaction: Transaction) -> Result<(), Failure> {
-        // etcd's keys must be those of the preceding revision when the keys of a range are counted.
+        // A transaction with a range counts the keys of this range, so etcd must first apply all earlier transactions.
         let counts_keys = has_range(&transaction);
         if counts_keys {
             self.drain().await?;
@@ -78,7 +78,7 @@ impl<'a> Pipeline<'a> {
             }
             self.answer().await?;
         }
-        // A request is sent when its future is polled for the first time.
+        // `now_or_never` polls the futures of new requests, and the first poll of a future sends its request.
         while let Some(Some((revision, result))) = self.in_flight.next().now_or_never() {
             self.process(revision, result)?;
         }

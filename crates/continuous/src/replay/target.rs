@@ -159,7 +159,7 @@ impl Target {
         let answer = client.hash_kv(revision).await?;
         Ok(KeyHash {
             hash: answer.hash(),
-            // etcd reports the revision -1 if the store was never compacted.
+            // etcd reports the revision -1 if it was never compacted.
             compacted: answer.compact_version().max(0),
         })
     }

@@ -50,8 +50,8 @@ fn decompressed(stored: &[u8], length: u64) -> Result<Bytes, SegmentError> {
     if !is_zstd(stored.get(..BEGINNING).unwrap_or_default()) {
         return Err(NO_ZSTD);
     }
-    // The buffer is not allocated with `length`, because a damaged header can contain any length. It grows with the
-    // decompressed data.
+    // The buffer grows with the decompressed data. It is not allocated with `length`, because a damaged header can
+    // contain any length.
     let mut body = BytesMut::new();
     let mut decompressor = Decompressor::new().map_err(|_| NO_ZSTD)?;
     let mut rest = stored;

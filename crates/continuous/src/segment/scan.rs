@@ -201,7 +201,7 @@ impl Records {
     fn fill(&mut self, output: &mut &[u8], length: usize) {
         let missing = length.saturating_sub(self.record.len());
         let (taken, rest) = output.split_at(missing.min(output.len()));
-        // The vector gets no spare capacity, so that a message needs only its own length.
+        // The vector gets no spare capacity, so that a large message takes no more memory than its length.
         self.record.reserve_exact(missing);
         self.record.extend_from_slice(taken);
         *output = rest;

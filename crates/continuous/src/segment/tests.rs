@@ -278,7 +278,7 @@ fn invariant_15_scan_has_at_most_one_message_in_memory() {
 /// A segment with one record and this body, in a zstd frame whose window has 2 to the power of `log` bytes.
 fn in_frame(body: &[u8], log: u8) -> Vec<u8> {
     let mut stored = vec![0x28, 0xb5, 0x2f, 0xfd, 0, (log - 10) << 3];
-    // The header of the last block, which is not compressed.
+    // The header of the only block of the frame. The block is not compressed.
     let block = (u32::try_from(body.len()).unwrap() << 3) | 1;
     stored.extend(&block.to_le_bytes()[..3]);
     stored.extend(body);

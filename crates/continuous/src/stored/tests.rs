@@ -65,7 +65,7 @@ impl Stored {
 #[tokio::test]
 async fn stored_chain_is_read_completely() {
     let stored = Stored::new().await;
-    // A second write of the same base or segment changes nothing, and the reader ignores an object with another name.
+    // A second write of the same base or segment changes nothing. The reader ignores an object that is no segment.
     write_base(&stored.store, PREFIX, &base()).await.unwrap();
     let again = write_segment(&stored.store, PREFIX, base().name, &stored.segments[1]);
     again.await.unwrap();

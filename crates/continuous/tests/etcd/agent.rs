@@ -216,7 +216,7 @@ async fn changes_are_read_while_store_rejects_the_next_base() {
                 store.fail(call, store::Error::Full("disk".to_owned()));
             }
         }
-        // The next base becomes due, and the store rejects it.
+        // During this pause, the next base becomes due, and the store rejects it.
         sleep(Duration::from_secs(4)).await;
         let waiting = monitor.read().waiting_bytes;
         put(lab, 20).await;

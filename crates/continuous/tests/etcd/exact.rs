@@ -195,8 +195,8 @@ async fn replay_ends_at_requested_time() {
         for index in 0..5 {
             source.put("key", index.to_string(), None).await.unwrap();
             let at = revision(&mut source).await;
-            // If the store contains this revision, the recorder has received it, so `now_micros` below is after the
-            // time in its record.
+            // `stored` waits until the store contains this revision, so the time in its record is before `now_micros`
+            // below.
             crate::lab::stored(&lab.store, base.name, at).await;
             times.push((now_micros(), at));
         }
@@ -290,7 +290,7 @@ async fn replay_that_drifts_by_one_revision_fails() {
         matches!(error, ReplayError::Drifted { expected, found } if found == expected + 1),
         "{error:?}"
     );
-    // The target is now after the revision of the base, so a second replay must fail.
+    // The target now has a later revision than the base, so a second replay must fail.
     let again = replayed(&lab, &base, &target, until(Until::Latest)).await;
     assert!(matches!(again, Err(ReplayError::WrongStart { .. })));
 }

@@ -78,7 +78,7 @@ impl History {
             }
             12..16 => self.transaction().await,
             16 => {
-                // A transaction that changes nothing uses no revision.
+                // A transaction that changes nothing does not increase the revision.
                 let get = TxnOp::get("missing", Some(GetOptions::new()));
                 let delete = TxnOp::delete("missing", None);
                 let txn = Txn::new().and_then([get, delete]);

@@ -39,7 +39,7 @@ async fn write(mut client: Client, writer: usize, lease: i64) {
 /// Records concurrent writers. Returns the base and the last revision.
 async fn recorded(lab: &Lab) -> (StoredBase, i64) {
     let base = lab.base().await;
-    // Without recorded hashes, no comparison waits for the transactions in flight.
+    // Without recorded hashes, the replay never waits for the transactions in flight to compare a hash.
     let extras = Extras {
         hash_interval: None,
         ..extras()

@@ -224,7 +224,7 @@ impl Etcd for EtcdClient {
             .await?;
         Ok(answer.map(|answer| KeyHash {
             hash: answer.hash(),
-            // etcd reports the revision -1 if the store was never compacted.
+            // etcd reports the revision -1 if it was never compacted.
             compacted: answer.compact_version().max(0),
         }))
     }

@@ -188,7 +188,7 @@ fn compare(precondition: &Precondition) -> Compare {
         Precondition::Changed { key, revision } => {
             Compare::mod_revision(key.to_vec(), CompareOp::Equal, *revision)
         }
-        // etcd compares every key of the range. An existing key has a create revision above 0.
+        // etcd compares every key of the range. The create revision of a key is above 0, so only an empty range passes.
         Precondition::Empty(range) => {
             Compare::create_revision(range.start.to_vec(), CompareOp::Equal, 0)
                 .with_range(range.end.to_vec())

@@ -67,7 +67,7 @@ pub async fn served(
                 revision: found.header.revision,
                 hash: Some(KeyHash {
                     hash: found.hash,
-                    // etcd reports -1 if the store was never compacted.
+                    // etcd reports -1 if it was never compacted.
                     compacted: found.compact_revision.max(0),
                 }),
                 keys,

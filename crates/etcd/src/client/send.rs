@@ -96,8 +96,8 @@ impl EtcdClient {
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // The call had no token, so etcd applied the permissions of the certificate's user. The user of the
-                // password may have more permissions, so the client reports the missing token instead of the denial.
+                // The call had no token, so etcd applied the permissions of the certificate's user. The user in the
+                // credentials may have more permissions, so the client reports the missing token instead of the denial.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }

@@ -86,7 +86,8 @@ impl EtcdClient {
                     etcd_client::Error::GRpcStatus(status) => status.message(),
                     _ => "",
                 };
-                // The error for a user without a password also contains "authentication failed".
+                // This text is compared first, because the error for a user without a password also contains
+                // "authentication failed".
                 if text.contains("no password user") {
                     Ok(PasswordCheck::NoPassword)
                 } else if text.contains("authentication failed") {

@@ -29,8 +29,8 @@ impl Revisions {
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // If the store was never compacted, this page contains no compaction revision. A damaged page is
-                // handled like a page without a compaction revision.
+                // If etcd was never compacted, this page contains no compaction revision. A damaged page is handled
+                // like a page without a compaction revision.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },
@@ -99,7 +99,7 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key is in an overflow page, so it is read from the file.
+            // The last key is in an overflow page, so a second read gets it from the file.
             Some(Edge::Overflow { offset }) => {
                 let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;

@@ -175,7 +175,7 @@ fn rehearsal(
     }
     if let Some(auth) = &mut spec.auth {
         // `enabled` is unset, because the backup decides whether authentication is enabled. The backup contains the
-        // users with their passwords, and the operator only needs the Secret to log in.
+        // users with their passwords. The operator needs the Secret only to log in.
         auth.enabled = None;
     }
     let mut restore = from_backup(copy, backup, None);

@@ -35,7 +35,7 @@ pub fn subject_names(
             all.extend(service_names((namespace, domain), &services, more));
             all
         }
-        // The certificate of proxies has the names of their Service ([`service_names`]).
+        // The names in the certificate of the proxies come from [`service_names`], and not from this function.
         CertificateUse::Proxy | CertificateUse::Operator | CertificateUse::Client => Vec::new(),
     }
 }
@@ -84,7 +84,7 @@ pub fn certificate(
         // With authentication, etcd uses the common name of a client certificate as the user name.
         IssuedCertificate::Operator => (CertificateUse::Operator, names::OPERATOR_USER),
         IssuedCertificate::Client(name) => (CertificateUse::Client, name.as_str()),
-        // A proxy does not start if its client certificate has a common name.
+        // etcd's gRPC proxy does not start if its client certificate has a common name.
         IssuedCertificate::Proxy => (CertificateUse::Proxy, ""),
     };
     let domain = members.spec.cluster_domain().trim_matches('.');

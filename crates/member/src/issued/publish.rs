@@ -183,9 +183,9 @@ impl<'a> Scope<'a> {
             Some(all) => {
                 all.is_empty() || source.trusts.keys().all(|identity| all.contains(identity))
             }
-            // The CAs of the member are unknown, but the member was started with a published trust bundle. It trusts
-            // the certificate if the published bundles contain no other CAs. If they do, the operator first restarts
-            // the member, and then knows its CAs.
+            // The CAs of the member are unknown, but it was started with a published trust bundle. If the published
+            // bundles contain only CAs of `source`, the member trusts them. If they contain other CAs, the operator
+            // restarts the member, and then knows its CAs.
             None => is_only,
         };
         self.started.iter().copied().all(trusts)
@@ -266,7 +266,8 @@ impl<'a> Scope<'a> {
             ),
         ]));
         if let Some(uid) = pair.uid.as_ref().filter(|_| pair.of.is_of_clients()) {
-            // Kubernetes deletes the Secret together with the Certificate of a removed client, or of removed proxies.
+            // When a client or the proxies are removed from the spec, Kubernetes deletes the Secret together with its
+            // Certificate.
             metadata.owner_references = Some(vec![OwnerReference {
                 api_version: format!("{GROUP}/v1"),
                 kind: "Certificate".to_owned(),

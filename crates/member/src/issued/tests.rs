@@ -345,7 +345,7 @@ fn invariant_20_new_authority_is_published_in_steps() {
         0,
         "the member does not trust the new CA yet"
     );
-    // Step 2: the member was restarted with both CAs.
+    // Step 2: after the member was restarted with both CAs, the certificates of the new CA are published.
     world.restart();
     assert_eq!(world.publish(), 4);
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
@@ -355,7 +355,7 @@ fn invariant_20_new_authority_is_published_in_steps() {
     world.issue(&new);
     assert_eq!(world.publish(), 4);
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
-    // Step 3: the former CA is removed.
+    // Step 3: the former CA is removed from the trust bundles.
     world.pass(Duration::from_hours(29 * 24));
     assert_eq!(world.publish(), 4);
     assert_eq!(world.bundle(&peer), 1);
@@ -444,7 +444,7 @@ fn invariant_20_one_renewed_certificate_of_new_authority_waits_for_members() {
     world.issue(&old);
     world.publish();
     world.restart();
-    // cert-manager renews each certificate at a different time, and here only the server certificate.
+    // cert-manager renews each certificate at a different time. Here, it has renewed only the server certificate.
     let server = IssuedCertificate::Server;
     let secret = Secret {
         data: Some(new.issue()),

@@ -267,7 +267,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The mounted file has the same name for each set of key names in the Secret.
+        // The mounted file has the name `server.key`, whether its key in the Secret is `tls.key` or `server.key`.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

@@ -82,8 +82,8 @@ pub(super) fn faults(
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other with the authorities in the peer Secret, and clients with the authorities in the server
-    // Secret. The operators are clients.
+    // Members verify each other with the authorities in the peer Secret. They verify clients with the authorities in
+    // the server Secret. The operators are clients.
     let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (

@@ -327,7 +327,7 @@ fn invariant_20_change_of_secrets_needs_common_authority() {
             .message
             .contains("peer certificates have no common authority")
     );
-    // The new trust bundle lacks the authority of the current certificate.
+    // The trust bundle in `without` lacks the authority `old`, which has issued the certificate of the running member.
     let both = format!("{}{}", old.pem, new.pem);
     let bundle = with_peer(old.sign(&[SERVICE], &BOTH, GOOD), &both);
     let without = with_peer(new.sign(&[SERVICE], &BOTH, GOOD), &new.pem);

@@ -188,7 +188,7 @@ fn progress_of_idle_source_is_recorded_only_if_trusted() {
         trusts_progress: false,
         ..self::follower(None)
     };
-    // Without `trusts_progress`, events of earlier revisions can follow the first notification.
+    // Without `trusts_progress`, events of earlier revisions can follow the first progress notification.
     doubtful.push(batch(&[], false)).unwrap();
     assert_eq!((doubtful.idle(), doubtful.position()), (None, 10));
     doubtful.push(batch(&[(60, "a/1")], false)).unwrap();

@@ -222,7 +222,8 @@ impl Model {
         let mut groups = divided(found.operations, LIMITS);
         let next = match groups.len() {
             1 => checkpoint.copied(found.up_to.as_deref()),
-            // This step sends only the first group. The next step compares the keys of the other groups again.
+            // This step sends only the first group, and the checkpoint does not advance. The next step compares the
+            // same keys again.
             _ => checkpoint.clone(),
         };
         let step = Step {
@@ -331,7 +332,7 @@ fn invariant_42_destination_equals_source_at_checkpoint() {
         restarts += model.restarts;
         splits += model.splits;
     }
-    // The runs include enough exact copies, copies after a compaction, and split transactions.
+    // The runs include enough checks with an equal destination, restarted copies, and split transactions.
     assert!(exact > 1_000, "{exact}");
     assert!(restarts > 20, "{restarts}");
     assert!(splits > 50, "{splits}");

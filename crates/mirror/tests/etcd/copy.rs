@@ -79,7 +79,7 @@ async fn interrupted_mirror_continues_without_second_copy() {
     source.delete("k/00250", None).await.unwrap();
     let mirror = lab.mirror("m", ALL);
     lab.await_equal(ALL).await;
-    // The destination, and after it the source, restart while the mirror runs.
+    // While the mirror runs, first the destination restarts, and then the source.
     lab.destination.restart();
     put_many(&mut source, "k/", 100, "3").await;
     assert!(lab.destination.serves().await);

@@ -77,7 +77,7 @@ async fn invariant_42_promoted_destination_is_not_changed() {
         mirror.progress().state == State::Following
     })
     .await;
-    // The test does not stop the task: it continues like the task of a process that has lost the leader election.
+    // The test does not stop the task, so the task continues like that of a process that has lost the leader election.
     let released = release(&lab.destination_end(), "m").await.unwrap();
     assert!(released.is_some());
     assert!(

@@ -156,7 +156,7 @@ pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
 /// The keys with a prefix, without the records of mirrors.
 pub(crate) async fn keys_below(etcd: &EtcdProcess, prefix: &str) -> Keys {
     let options = GetOptions::new().with_prefix();
-    // The client limits a response to 4 MiB, and the keys with each prefix of the tests are smaller.
+    // The client limits a response to 4 MiB, which is enough for all keys with one prefix in these tests.
     let mut found = client(etcd).await.get(prefix, Some(options)).await.unwrap();
     let entries = found.take_kvs().into_iter();
     let entries = entries.map(etcd_client::KeyValue::into_key_value);

@@ -69,7 +69,7 @@ async fn change(client: &mut Client) -> Vec<i64> {
         }
         revisions.push(revision(client).await);
         if index % 30 == 0 {
-            // During this pause, the agent can record a hash and check the lease.
+            // During this pause, the agent can record a hash and check leases.
             sleep(Duration::from_millis(300)).await;
         }
     }
@@ -304,7 +304,7 @@ async fn seed_restores_exact_revisions(minor: &'static str) {
         let restored = prepare(&prepared).unwrap();
         assert_eq!(restored, fetched);
         assert!(!recorded.world.volume.path().join("restore").exists());
-        // A restarted container of the seed keeps the data.
+        // If the containers of the seed restart, they keep the data.
         assert_eq!(Box::pin(fetch(&arguments)).await.unwrap(), fetched);
         assert_eq!(prepare(&prepared).unwrap(), fetched);
         let (programs, data) = (&recorded.world.programs, recorded.world.data());

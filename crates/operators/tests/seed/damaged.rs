@@ -90,7 +90,7 @@ async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // `fetch` also compares the SHA-256 if the snapshot is already on the volume.
+    // `fetch` compares the SHA-256 even if the snapshot is already on the volume.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);

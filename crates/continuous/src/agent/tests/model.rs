@@ -348,7 +348,7 @@ impl World<'_> {
                 .gaps
                 .iter()
                 .any(|it| it.after < revision && revision < it.until);
-            // `held.gaps` contains only the newest gaps.
+            // `held.gaps` lists only the newest gaps, and `held.gap_count` counts all gaps.
             let is_reported = is_in_gap || held.gap_count > held.gaps.len() as u64;
             if !self.excused.contains(&revision) || !is_reported {
                 return Err(format!(
@@ -401,7 +401,7 @@ async fn run(seed: u64, mistake: Option<Mistake>) -> Result<(), String> {
     }
     world.settle().await?;
     world.check().await?;
-    // A late write can arrive at any time.
+    // A write that has timed out can store its object at any later time.
     while !store.state().late.is_empty() {
         world.write_late_object();
         world.check().await?;

@@ -137,7 +137,7 @@ impl EtcdModel {
                 state.generation += 1;
             }
             12..14 => {
-                // The restored data of etcd is older than the base.
+                // A restore sets etcd back to a revision before the base.
                 (state.revision, state.compacted) = (5, 0);
                 state.is_replaced = true;
                 state.generation += 1;
