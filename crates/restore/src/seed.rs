@@ -109,8 +109,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The first process of a container receives SIGTERM only if it has a handler. When the first process exits, all
-        // processes of the container end, and the next start repeats unfinished work.
+        // This process has PID 1 in its container, so SIGTERM has no effect without a handler. When it exits, all
+        // processes of the container end. The next start of the container repeats unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();

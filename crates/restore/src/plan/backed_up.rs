@@ -38,7 +38,7 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let name = naming::target(restore);
     let namespace = restore.namespace().unwrap_or_default();
     let make = command::backup(&namespace, name);
-    // Without a quorum, a member can still send a snapshot.
+    // A member can send a snapshot even if the cluster has lost its quorum.
     let remedy = if cluster.unavailable_since.is_some() {
         format!("The cluster is not available. If one of its members still runs, run {make}")
     } else {

@@ -147,7 +147,7 @@ async fn invariant_34_copy_must_have_sha256_of_status() {
         (Some(SHA), Some("bbbb")),
         // A copy without a manifest is incomplete.
         (Some(SHA), None),
-        // If the status records no SHA-256, a copy cannot be identified.
+        // If the status of the EtcdBackup records no SHA-256, no copy can be verified.
         (None, Some(SHA)),
     ] {
         let server = servers();

@@ -209,7 +209,7 @@ fn restore_records_backup_before_using_it() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // After a restart of the operator, a newer backup exists. The restore continues with the recorded backup.
+    // A newer backup (2) exists now. The restore continues with the recorded backup (1).
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
@@ -385,7 +385,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The object of the deleted pod may exist until the kubelet confirms the deletion.
+            // Until the kubelet confirms the deletion, the object of the deleted pod exists, and the restore waits.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;

@@ -42,8 +42,8 @@ fn missing_storage_abandons_restore_only_before_cutover() {
     for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover, a user deletes the seed's volume. The restore reports the missing storage, but is not
-    // abandoned.
+    // After the cutover, a user deletes the seed's PersistentVolumeClaim, and no volume is provided for the new one.
+    // The restore reports the missing storage, but is not abandoned.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
         snapshot.seed.pvc = Child::Present;
@@ -89,7 +89,7 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // A restore into a new cluster waits for storage. After the cutover, a restore in place is not abandoned
+    // Missing storage abandons neither a restore into a new cluster, nor a restore in place after its cutover
     // (invariant 9).
     let new = reporting(intended(), &failed, missing);
     let created = locked_with(Pod::Absent, Serving::NotRead);
