@@ -282,8 +282,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A suppressed change is logged, because it gets no Event later. A suppressed state is published
-                    // by a later reconcile.
+                    // A change is reported only once, so a suppressed change is logged here. A state that lasts is
+                    // reported again by a later reconcile.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note

@@ -32,7 +32,7 @@ async fn first_reconciles_wait_for_caches_of_children() {
         let next = requests.next().now_or_never().unwrap();
         assert_eq!(next.unwrap().unwrap(), expected);
     }
-    // If a watch of children never delivers, the gate opens after its time limit, here 10 ms.
+    // If a watch of child objects never delivers its first list, the gate opens after its time limit, here 10 ms.
     let hurried = gate(Duration::from_millis(10));
     let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
     assert_eq!(requests.next().await.unwrap().unwrap(), "a");
