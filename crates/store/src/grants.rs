@@ -251,7 +251,8 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // No grant is needed if the object names a Secret, or if it is in the operator's own namespace.
+            // No grant is needed if the EtcdBackup or EtcdRestore names a Secret (`false`), or is in the operator's own
+            // namespace.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }

@@ -252,8 +252,8 @@ fn described(key: String, metadata: &Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // `tag` is `None`, because on network volumes the times and inode numbers of an unchanged file can differ
-        // between reads.
+        // A file has no entity tag. On network volumes, the times and the inode number of an unchanged file can differ
+        // between reads, so they cannot serve as a tag.
         tag: None,
     }
 }
