@@ -256,7 +256,7 @@ impl ExecuteContext {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
             // Invariant 11: the observed pod no longer exists. Another operator process may have created a new pod of
-            // this name, so this name is read again.
+            // this name, so the operator reads this name again.
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())

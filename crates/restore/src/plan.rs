@@ -359,8 +359,8 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup. Before,
-    // the answer may come from another pod with the same address.
+    // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup. An earlier
+    // answer may come from another pod with the same address.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("waiting until the seed's pod has fetched and verified the backup");
     };

@@ -156,8 +156,8 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
     // `first` is the response to the first PATCH, which sets the lock. 504 stands for a lost response: the API server
-    // has set the lock, but the operator does not know this. The next three PATCHes remove the lock: two fail, and the
-    // third succeeds.
+    // has set the lock, but the operator does not know this. The next three PATCHes are attempts to remove the lock,
+    // and the first two fail.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -324,7 +324,7 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
     // `age` is the age of the observation, which is more than ten seconds if the reads from a backup store were slow.
-    // Only a changed or deleted EtcdRestore prevents the creation of the EtcdCluster, and not the age.
+    // The age does not prevent the creation of the EtcdCluster, but a changed or deleted EtcdRestore does.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),

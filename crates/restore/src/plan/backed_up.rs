@@ -21,7 +21,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let Cluster::Present(cluster) = &snapshot.cluster else {
         return plan;
     };
-    // A cluster without a cluster ID has never formed, so it has no data to back up.
+    // Without `max_backup_age`, no backup is required. A cluster without a cluster ID has never formed, so it has no
+    // data to back up.
     let (Some(age), Some(id)) = (cluster.max_backup_age, &cluster.cluster_id) else {
         return plan;
     };

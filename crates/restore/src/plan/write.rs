@@ -326,8 +326,8 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
-    // Kubernetes deletes the EtcdCluster together with the EtcdRestore that owns it, until the handover removes this
-    // owner reference.
+    // Until the handover removes this owner reference, Kubernetes deletes the EtcdCluster together with the EtcdRestore
+    // that owns it.
     cluster.metadata.owner_references = Some(vec![OwnerReference {
         api_version: EtcdRestore::api_version(&()).into_owned(),
         kind: EtcdRestore::kind(&()).into_owned(),

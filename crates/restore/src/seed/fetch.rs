@@ -180,7 +180,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // The snapshot is not synced to disk, because the next start of the container verifies the whole snapshot.
+    // The snapshot is not synced to disk: after a crash, the next start of the container verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)

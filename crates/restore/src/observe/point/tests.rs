@@ -128,8 +128,7 @@ fn directory_of_etcdbackup_contains_its_uid() {
         recorded_by(&backup("s3://bucket/etcd/main.continuous/uid/")).unwrap();
     assert_eq!(directory.source().path(), "bucket/etcd/main.continuous/uid");
     assert_eq!(complete, Some(micros("2026-11-28T01:00:00Z")));
-    // The path in the spec has changed since, so the time in the status is about another directory, and is not
-    // returned.
+    // The path in the spec has changed. The time in the status is about the old directory, so it is not returned.
     let (_, complete) = recorded_by(&backup("s3://bucket/etcd/old.continuous/uid/")).unwrap();
     assert_eq!(complete, None);
 }

@@ -239,8 +239,8 @@ fn restore_prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // With volumes, the PersistentVolumeClaim is created before the pod. Seeds of coreos/etcd-operator never used the
-    // volumes of the cluster (defect 7).
+    // With volumes (`durable`), the PersistentVolumeClaim is created before the pod. The seeds of coreos/etcd-operator
+    // never used the volumes of the cluster (defect 7 in docs/conformance.md).
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -575,7 +575,8 @@ fn deletion_of_restore_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover, the handover is completed before the EtcdRestore is deleted.
+    // After the cutover, the restore completes the handover, and only then removes the finalizer of the deleted
+    // EtcdRestore.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

@@ -63,7 +63,7 @@ impl World {
         let seed_stays = now.pod == then.pod || anyway;
         match action {
             // The Service and the PVC name the UID of the EtcdCluster in an owner reference. If this EtcdCluster no
-            // longer exists, Kubernetes deletes the two objects, so the model never creates them.
+            // longer exists, Kubernetes deletes the two objects, so the model rejects the action.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {

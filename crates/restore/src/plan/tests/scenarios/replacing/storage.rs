@@ -89,8 +89,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // Missing storage abandons neither a restore into a new cluster, nor a restore in place after its cutover
-    // (invariant 9).
+    // Two restores wait for storage, and are not abandoned: a restore into a new cluster, and a restore in place after
+    // its cutover (invariant 9).
     let new = reporting(intended(), &failed, missing);
     let created = locked_with(Pod::Absent, Serving::NotRead);
     let verified = reporting(verified_seed(), &failed, missing);
@@ -133,7 +133,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // A problem other than missing storage abandons the restore at once.
+    // For a problem other than missing storage, the restore is abandoned at once.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()
