@@ -41,7 +41,7 @@ async fn first_reconciles_wait_for_caches_of_children() {
 #[test]
 fn controllers_share_the_concurrency_limit() {
     assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-    // Each controller gets at least 1, because a limit of 0 would mean no limit.
+    // Each controller may run at least one reconcile at a time, because a limit of 0 would mean no limit.
     assert_eq!(concurrency(1000), 1);
 }
 

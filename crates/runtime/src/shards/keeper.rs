@@ -202,8 +202,8 @@ impl Keeper {
         if beat.renews && complete {
             self.ring.renewed(began);
         }
-        // If this beat was slow, other replicas may regard the Leases that this beat has taken as free. This process
-        // then does not hold their shards yet, and the next beat takes the Leases again.
+        // If this beat was slow, other replicas may regard its new Leases as free. This process then does not hold the
+        // shards of these Leases yet, and the next beat takes the Leases again.
         if !self.ring.may_hold(Instant::now()) {
             return Ok(());
         }

@@ -64,7 +64,7 @@ async fn assert_rejected_without(without: &[&str], field: &str) {
         "{text}"
     );
     assert_eq!(api.get("again").await.unwrap().status, None);
-    // The API server accepts a status of the same object that has only known fields.
+    // The API server accepts a status with only known fields for the same object.
     apply::status_if_unchanged(&api, "operator", &restore, None, &known)
         .await
         .unwrap();

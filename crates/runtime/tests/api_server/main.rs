@@ -93,7 +93,7 @@ async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // This CRD differs from the installed CRD: it has only one printer column.
+    // Unlike the installed CRD, this CRD has only one printer column, so the operator updates the installed CRD.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns

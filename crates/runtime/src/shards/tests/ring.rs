@@ -138,7 +138,7 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     assert!(!ring.may_hold(begin), "nothing was renewed");
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
-    // If the last renewal began `RENEWAL_LIMIT` ago, no shard may be held.
+    // If the last renewal began at least `RENEWAL_LIMIT` ago, no shard may be held.
     assert!(ring.may_hold(begin + RENEWAL_LIMIT.saturating_sub(SECOND)));
     assert!(!ring.may_hold(begin + RENEWAL_LIMIT));
     assert_eq!(ring.deadline(&slots(&[State::Free; 2])), None);
