@@ -83,8 +83,8 @@ impl Grants {
                 without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
             ),
             StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
-            // OSS, PersistentVolumeClaims and local directories never use the operator's identity, so they need no
-            // grant.
+            // OSS, PersistentVolumeClaims and local directories never use the operator's cloud identity, so they need
+            // no grant.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }

@@ -263,7 +263,8 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The owner replaces some of the random digits, so that both forms of the name have the same length.
+        // The ID of the owner replaces some of the random digits, so that names with and without an owner have the same
+        // length.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

@@ -228,7 +228,7 @@ async fn hostile_store_slow_listing_times_out() {
 /// A response that would need many times its size in memory is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // The listing arrives in chunks of one byte.
+    // An endless listing arrives in HTTP chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());

@@ -172,8 +172,8 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // If the test fails, the tokio runtime waits at its end for the threads of the blocked operations, so these
-            // are ended here.
+            // If the test fails, the tokio runtime waits at its end for the threads of the blocked operations, so the
+            // operations are ended here.
             self.answer();
         }
     }

@@ -173,7 +173,7 @@ async fn invariant_13_namespace_cannot_use_symlinks() {
     let keys = tenant.list("etcd/").await.unwrap();
     assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-    // The store of the operator's own namespace follows links.
+    // The store of the operator's own namespace follows symbolic links.
     let through = "namespaces/team-a/etcd/main";
     assert!(own.head(through).await.unwrap().is_some());
 }
