@@ -255,8 +255,8 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // Invariant 11: the observed pod no longer exists, but another operator process may have created a new pod
-            // of this name.
+            // Invariant 11: the observed pod no longer exists. Another operator process may have created a new pod of
+            // this name, so the operator reads this name again.
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())

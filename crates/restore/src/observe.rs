@@ -96,8 +96,8 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let lock = cluster.annotations().get(ANNOTATION_RESTORE);
             let locked = lock.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
-            // If the seed's pod cannot be read, `pod` is `None`, and `as_started` uses the TLS settings in the status
-            // of the EtcdCluster.
+            // If the seed's pod cannot be read, `pod` is `None`, as if no pod existed. `as_started` then uses the TLS
+            // settings in the status or in the spec of the EtcdCluster.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -191,8 +191,8 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // Before the cutover, an aborted restore does not query etcd. A slow answer would make the observation older than
-    // ten seconds, and the requests that delete the seed would not be sent.
+    // Before the cutover, an aborted restore only deletes the seed, so it does not query the seed's etcd. A slow answer
+    // would make the observation older than ten seconds, and the deletion would not be sent.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {
@@ -218,7 +218,8 @@ async fn choose(
     observation: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    // Without `boxed`, the compiler's search for `Send` in the types of the stores exceeds its recursion limit.
+    // The future contains the nested types of the stores. Without `boxed`, the compiler exceeds its recursion limit
+    // when it checks that this future is `Send`.
     let chosen = backup::choose(context, restore, &namespace, locked).boxed();
     let chosen = chosen.await;
     observation.objects.backup = chosen.map_err(|missing| match missing {

@@ -67,7 +67,7 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
     let is_aborted = in_place::is_aborted(restore);
     match &snapshot.cluster {
-        // Invariant 1: without an answer about the EtcdCluster, the restore waits.
+        // Invariant 1: while the EtcdCluster cannot be read, the restore waits.
         Cluster::Unknown(why) => {
             Plan::wait_for(format!("waiting until the EtcdCluster can be read: {why}"))
         }
@@ -219,7 +219,8 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: the names of the seed's objects are recorded before the objects are created.
+    // Invariant 10: before an object of the seed is created, the status records the names of these objects. The status
+    // must not record a cluster to replace, because the EtcdCluster does not exist.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -248,8 +249,9 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // After the cutover, the restore is completed even if the EtcdRestore is deleted. If the restore has created the
-    // cluster, no object of the seed is created again, because clients may have written to the seed.
+    // After the cutover, the restore is completed even if the EtcdRestore is deleted. A restore that has created the
+    // EtcdCluster only releases the lock: it creates no object of the seed again, because clients may have written to
+    // the seed.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
@@ -275,7 +277,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     if let Source::Search(step) = &snapshot.source {
         return search::plan(step);
     }
-    // Record the backup again if a user has deleted it from the status.
+    // Record the backup again if a user has deleted it from the status of the EtcdRestore.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }
@@ -357,8 +359,8 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: an answer of etcd counts only after the pod has reported a verified backup, because another pod may
-    // have had the same address before.
+    // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup. An earlier
+    // answer may come from another pod with the same address.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("waiting until the seed's pod has fetched and verified the backup");
     };

@@ -54,7 +54,8 @@ impl ReconcileContext {
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // The EtcdRestore is read again, because the cached object may not contain the last status yet.
+        // The EtcdRestore is read again, because the cached object may not contain the status that the previous
+        // reconcile has written.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };

@@ -98,7 +98,7 @@ mod tests {
         let read: SearchReport = serde_json::from_str(&text).unwrap();
         let trouble = read.result().unwrap_err();
         assert_eq!(trouble.reason, Reason::PointNotRecorded);
-        // A later release may report a reason that this release does not know.
+        // A later release may report a reason that this release does not know. The reason is then `StepFailed`.
         let unknown = json!({ "result": "failed", "reason": "Tomorrow", "message": "why" });
         let read: SearchReport = serde_json::from_value(unknown).unwrap();
         assert_eq!(read.result().unwrap_err().reason, Reason::StepFailed);

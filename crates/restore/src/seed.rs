@@ -109,8 +109,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The first process of a container receives SIGTERM only if it has a handler. When the first process exits, all
-        // processes of the container end, and the next start repeats unfinished work.
+        // This process has PID 1 in its container, so SIGTERM has no effect without a handler. When this process exits,
+        // all processes of the container end. The next start of the container repeats unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();
@@ -139,7 +139,8 @@ async fn terminated() {
 }
 
 pub(crate) fn shorten(mut message: String) -> String {
-    // The message gets half of the limit, because the report also contains JSON syntax and escape sequences.
+    // The termination message contains the whole report, with JSON syntax and escape sequences, so the error message
+    // gets half of the limit.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
@@ -186,7 +187,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(volume_trouble("read", path, &error)),
     };
-    // If a crash has truncated the file, its JSON is invalid, and the file counts as missing.
+    // A file with invalid JSON counts as missing.
     Ok(serde_json::from_slice(&text).ok())
 }
 

@@ -189,8 +189,8 @@ where
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // These fields are removed, because the API server sets them itself and rejects a body that contains
-    // `managedFields`.
+    // The API server sets `managedFields` and `creationTimestamp` itself, and rejects a body that contains
+    // `managedFields`, so both fields are removed.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");

@@ -60,7 +60,8 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
 /// Sends a request with the client for the Kubernetes API, which supports plain HTTP.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
-    // `root_cert` is an empty list, because plain HTTP needs no CA certificates and the image may contain none.
+    // With an empty `root_cert`, the client loads no CA certificates. Plain HTTP needs none, and the image may contain
+    // none.
     config.root_cert = Some(Vec::new());
     let request = http::Request::get("/readyz").body(Vec::new());
     let request = request.map_err(kube::Error::HttpError)?;

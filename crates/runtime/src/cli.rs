@@ -275,7 +275,7 @@ pub(crate) mod tests {
             let (flag, value) = old.split_once('=').unwrap();
             common(&[old]);
             common(&[&format!("-{old}")]);
-            // Go also accepts the value of a flag as the next argument, except for a boolean flag.
+            // Go also accepts `-flag value` instead of `-flag=value`, except for a boolean flag.
             if !["-create-crd", "-cluster-wide"].contains(&flag) {
                 common(&[flag, value]);
                 common(&[&format!("-{flag}"), value]);

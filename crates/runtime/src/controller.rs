@@ -104,7 +104,7 @@ pub async fn drive<R: Reconcile>(
         Box::pin(run(watches, shutdown, Arc::clone(&driver)))
     });
     // Controllers end only at the shutdown. If a defect ends one of them earlier, this function returns, the process
-    // ends, and Kubernetes restarts it.
+    // ends, and Kubernetes restarts the container.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
         join_all(others).await;
@@ -141,7 +141,7 @@ async fn run<R: Reconcile>(
     )
     .for_each(|result| {
         match result {
-            // `Driver::reconcile` has reported a failed reconcile.
+            // `Driver::reconcile` has already reported the error of a failed reconcile.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
                 gone.remove(&key(&object));
@@ -214,8 +214,8 @@ impl<R: Reconcile> Driver<R> {
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
         let target = ObjectRef::from_obj(object.as_ref());
         self.queue.remove(&key(&target));
-        // Invariant 40: only the holder of the object's shard reconciles the object, and writes its conditions. The
-        // shard is not released before `_visit` is dropped.
+        // Invariant 40: only the process that holds the object's shard reconciles the object and writes its conditions.
+        // This process does not release the shard before `_visit` is dropped.
         let (namespace, name) = key(&target);
         let Some(_visit) = self.shards.enter(&namespace, &name) else {
             return Ok(Action::await_change());

@@ -56,7 +56,8 @@ pub async fn read(
         };
         match api.get_opt(&issuer.name).await {
             Ok(there) => issuance.blame(tls, issuer, there.as_ref()),
-            // Without the permission to read issuers, the problem contains only the message of the Certificate.
+            // If the operator may not read issuers (403), the reported problem contains only the message of the
+            // Certificate.
             Err(kube::Error::Api(status)) if status.code == 403 => {}
             Err(error) => return Err(error),
         }

@@ -84,7 +84,8 @@ pub async fn address_forms(client: &Client, cluster: &EtcdCluster) -> Vec<Addres
     let mut effective = cluster.clone();
     tls.complete_spec(&mut effective.spec, (&namespace, &name), None);
     let addresses = Members::of(&effective, &namespace, "", None).addresses();
-    // During a TLS switch, a member may accept only http or only https, so the operator tries the URLs of both schemes.
+    // With `acceptPlaintext`, a rolling update may be in progress: a member may accept only http or only https, so the
+    // operator tries the URLs of both schemes.
     let policy = effective.spec.tls;
     let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
     let with_tls = with_tls.then(|| Addresses {

@@ -282,8 +282,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A suppressed change is logged, because it gets no Event later. A suppressed state is published
-                    // by a later reconcile.
+                    // A change is reported only once, so a suppressed change is logged here. A state that lasts is
+                    // reported again by a later reconcile.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note
@@ -401,7 +401,8 @@ mod tests {
             "the Event of a state that continues was published twice"
         );
         assert!(is_published(&other, now + REPEAT_AFTER));
-        // A state that has ended and occurs again is published again.
+        // `mark_ended` gets the states that continue (`other`). The state `first` has therefore ended, and is published
+        // when it occurs again.
         report.mark_ended(&object, std::slice::from_ref(&other));
         assert!(is_published(&first, now));
         assert!(!is_published(&other, now));

@@ -78,7 +78,7 @@ impl Times {
         // line is split after the last parenthesis.
         let (_, rest) = process.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The first field in `fields` has the number 3.
+        // The numbers of the fields are those of proc_pid_stat(5). The first field in `fields` has the number 3.
         let field = |number: usize| fields.get(number - 3).copied();
         let ticks = |number: usize| field(number)?.parse::<f64>().ok();
         let start: i64 = field(22)?.parse().ok()?;

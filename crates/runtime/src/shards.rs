@@ -110,7 +110,8 @@ impl Shards {
         hasher.write(b"/");
         hasher.write(name.as_bytes());
         let hash = hasher.finish();
-        // The upper half of the hash depends on more characters than the lower half.
+        // The lowest bits of an FNV hash depend only on the lowest bits of the characters, so the upper half of the
+        // hash is mixed in.
         u16::try_from((hash ^ (hash >> 32)) % u64::from(self.0.count)).unwrap_or_default()
     }
 

@@ -212,7 +212,7 @@ mod tests {
         }
         assert!(cache.needs_read(UID, now), "a read alone ends no change");
         assert!(!cache.needs_read("other", now));
-        // A reconcile without a step ends the change, so the object needs no further read.
+        // After a plan without a step, the object needs no further read.
         cache.record_step(UID, false);
         assert!(!cache.needs_read(UID, now));
     }
@@ -222,7 +222,7 @@ mod tests {
         let (cache, now) = cache();
         cache.begin(UID);
         cache.keep(UID, VERSION, "snapshot", now);
-        // A deleted child causes a watch event, which invalidates the snapshot.
+        // The deletion of a child object causes a watch event, which invalidates the snapshot.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();

@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(fields["namespace"], "prod");
         assert_eq!(fields["name"], "main");
         assert_eq!(fields["reconcile_id"].len(), 16);
-        // Invariant 14: texts of log events are not sent.
+        // Invariant 14: the texts of log events are not sent to the collector.
         assert!(!format!("{received:?}").contains("the text of an event"));
     }
 

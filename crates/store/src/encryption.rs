@@ -83,7 +83,7 @@ impl From<Unspecified> for Error {
 
 /// The size of an encrypted object with this number of bytes of content.
 pub fn stored_size(content: u64) -> u64 {
-    // The content is at least one chunk, which may be empty.
+    // Even empty content has one chunk, which is empty.
     let chunks = content.div_ceil(CHUNK as u64).max(1);
     let tags = chunks.saturating_mul(TAG as u64);
     content.saturating_add(tags).saturating_add(HEADER as u64)

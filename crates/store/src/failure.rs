@@ -266,9 +266,9 @@ mod tests {
         let text = no_identity.to_string();
         assert!(text.contains("name a Secret in the spec"), "{text}");
         assert!(!text.contains("check the credentials"), "{text}");
-        // An object store responds to a failed GET with an error code, so a response without a code comes from another
-        // server. An object store responds to a failed HEAD without a code. After a HEAD, another server is therefore
-        // recognized only by a status such as 301 or 405, which no object store sends.
+        // An object store reports a failed GET with an error code in the body, so a response without this code comes
+        // from another kind of server. A response to HEAD has no body. After a failed HEAD, only a status such as 301
+        // or 405 counts as the response of another kind of server.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

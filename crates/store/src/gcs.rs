@@ -116,8 +116,8 @@ impl GcsStore {
         content: Bytes,
         retention: Option<&Retention>,
     ) -> Result<(), Error> {
-        // The response of Google's own client does not confirm a lock, so this client writes only objects without a
-        // lock.
+        // Google's own client (`package`) does not report the lock of the object that it has written, so it writes only
+        // objects without a lock.
         if let Some(package) = self.package.as_ref().filter(|_| retention.is_none()) {
             return package.put(key, content).await;
         }

@@ -83,8 +83,8 @@ impl Grants {
                 without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
             ),
             StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
-            // OSS, PersistentVolumeClaims and local directories never use the operator's identity, so they need no
-            // grant.
+            // OSS, PersistentVolumeClaims and local directories never use the operator's cloud identity, so they need
+            // no grant.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
@@ -251,7 +251,8 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // No grant is needed if the object names a Secret, or if it is in the operator's own namespace.
+            // No grant is needed if the EtcdBackup or EtcdRestore names a Secret (`false`), or is in the operator's own
+            // namespace.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }

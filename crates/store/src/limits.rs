@@ -195,7 +195,7 @@ mod tests {
         let pages = (0..).map(|page| listing.advance(&page.to_string()));
         assert_eq!(pages.take_while(Result::is_ok).count(), MAX_PAGES - 1);
 
-        // `advance` detects a repeated marker even if other pages come between.
+        // `advance` detects a repeated marker even after other markers.
         let mut listing = Listing::<()>::new(&place, "p");
         for marker in ["a", "b", "c"] {
             listing.advance(marker).unwrap();

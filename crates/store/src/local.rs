@@ -252,8 +252,8 @@ fn described(key: String, metadata: &Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // `tag` is `None`, because on network volumes the times and inode numbers of an unchanged file can differ
-        // between reads.
+        // A file has no entity tag. On network volumes, the times and the inode number of an unchanged file can differ
+        // between reads, so they cannot serve as a tag.
         tag: None,
     }
 }
@@ -263,7 +263,8 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The owner replaces some of the random digits, so that both forms of the name have the same length.
+        // The ID of the owner replaces some of the random digits, so that names with and without an owner have the same
+        // length.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

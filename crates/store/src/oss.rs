@@ -99,8 +99,8 @@ mod tests {
             .await
             .unwrap();
 
-        // The test sends the requests of a backup, a restore and a deletion. The key has the form of a periodic
-        // backup's key.
+        // The test sends the same requests as a backup, a restore and the deletion of a backup. The key has the format
+        // of a periodic backup's key.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();

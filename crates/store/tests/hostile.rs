@@ -137,8 +137,8 @@ async fn hostile_store_endless_error_and_write_responses_are_limited() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // The Azure client does not read the body of a successful response, so the client does not notice that the
-            // body is endless.
+            // With status 200, the Azure client does not read the body of the response to a write or a deletion, and
+            // `get` does not read the content. Therefore these requests may succeed.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -228,7 +228,7 @@ async fn hostile_store_slow_listing_times_out() {
 /// A response that would need many times its size in memory is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // The listing arrives in chunks of one byte.
+    // An endless listing arrives in HTTP chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());

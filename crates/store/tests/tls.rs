@@ -47,7 +47,7 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // The certificate of `server` is not signed by this CA.
+    // `other` is a CA that has not signed the certificate of `server`.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),

@@ -139,7 +139,7 @@ fn check_output(folder: &Path) -> Result<()> {
 
 /// Writes the files of the release to the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // `Origin::of_checkout` calls git before the first file is written, because git would afterwards report a
+    // `Origin::of_checkout` calls git before the first file is written, because the new files would make git report a
     // modified checkout.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {

@@ -25,8 +25,9 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The time limit of the next request starts with `began`, because this request depends only on the
-                // EtcdRestore. The observation may be older than ten seconds, because a store can be slow.
+                // The next request depends only on the EtcdRestore, which was just read, so its ten seconds start at
+                // `began`. The observation may be older, because reads from a backup store can take longer than ten
+                // seconds.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")

@@ -155,8 +155,9 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // `first` is the status code for the request that sets the lock. With 504, the lock is set, but the response is
-    // lost.
+    // `first` is the response to the first PATCH, which sets the lock. 504 stands for a lost response: the API server
+    // has set the lock, but the operator does not know this. The next three PATCHes are attempts to remove the lock,
+    // and the first two fail.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -173,7 +174,7 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
         assert_eq!(requests, [PATCH; 4]);
         assert_eq!(outcome.is_ok(), first == 200, "{outcome:?}");
     }
-    // The API server rejects all attempts to remove the lock.
+    // The API server rejects all five attempts to remove the lock.
     let (requests, outcome) = executed(&observation(), &Action::Lock, |what, before| {
         match (what, before) {
             ("GET etcdrestores", _) => (404, Value::Null),
@@ -184,7 +185,8 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
     .await;
     assert_eq!(requests, [PATCH; 6]);
     outcome.unwrap_err();
-    // The lock stays if the EtcdRestore has its finalizer, or if the request to set the lock failed with a conflict.
+    // The EtcdRestore has its finalizer, so no request removes the lock, whether the request to set the lock succeeds
+    // (200) or fails with a conflict (409).
     let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = fake::restore_in_place();
@@ -321,8 +323,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // The EtcdCluster is created even if the observation is 30 seconds old, because reads from the store may take
-    // longer than ten seconds.
+    // `age` is the age of the observation, which is more than ten seconds if the reads from a backup store were slow.
+    // The age does not prevent the creation of the EtcdCluster, but a changed or deleted EtcdRestore does.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -350,8 +352,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
             assert!(message.contains(expected.unwrap_or_default()));
         }
     }
-    // The process is suspended for `age` seconds after the check. If `age` is more than ten seconds, the process
-    // creates no EtcdCluster.
+    // The process is suspended for `age` seconds after it has read the unchanged EtcdRestore. If `age` is more than ten
+    // seconds, the process creates no EtcdCluster.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {
@@ -426,7 +428,8 @@ async fn seed_pod_created_after_handover_is_deleted() {
         (None, false),
     ];
     for (now, stays) in all {
-        // The check repeats its read of the EtcdCluster if the first reads fail.
+        // After the creation of the pod, the operator reads the EtcdCluster until a read succeeds. The first `fails`
+        // reads fail.
         for fails in [0, 2] {
             let now = now.clone();
             let (requests, outcome) = Box::pin(executed(
@@ -452,7 +455,7 @@ async fn seed_pod_created_after_handover_is_deleted() {
             outcome.unwrap();
         }
     }
-    // With 409, another operator process has created the pod, so this process does not delete it.
+    // 409 means that another operator process has created the pod, so this process does not delete it.
     let (requests, outcome) = executed(&observation, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),

@@ -102,8 +102,8 @@ async fn needs_seed(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // Without a volume, the pod is needed only until the old members have stopped. Afterwards, clients may have written
-    // to the seed, and a new pod would lose these writes.
+    // Without a volume, a new pod is needed only until the old members have stopped. Afterwards, clients may have
+    // written to an earlier pod of the seed, and the new pod would not contain these writes.
     let namespace = restore.namespace().unwrap_or_default();
     match members::old_members(&context.client, restore, &namespace, &cluster).await {
         OldMembers::Unknown(why) => Err(Error::Missing(why)),

@@ -45,8 +45,8 @@ async fn named(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Without `spec.backup`, validation requires `backupStorageType`. If this field is missing nevertheless, S3 is
-        // used.
+        // Validation rejects an EtcdRestore with neither `spec.backup` nor `spec.backupStorageType`. If this code sees
+        // such an EtcdRestore nevertheless, it uses S3.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         let source = selected
@@ -134,7 +134,8 @@ pub(super) fn newest_of(
     let stored = stored.ok_or_else(none)?;
     let source = block.source();
     let current = source.path();
-    // `path` is `None` if the spec of the EtcdBackup has changed to another PVC or path since this backup was made.
+    // `path` is `None` if this backup is not at the path (or on the PVC) in the current spec of the EtcdBackup, because
+    // the spec has changed since the backup.
     let path = { block.path_in(&stored.location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());
     let Some(path) = path else {
@@ -163,12 +164,12 @@ pub(super) async fn check(
         Ok(spec) => return Source::Ready(Box::new(spec)),
         Err(trouble) => trouble,
     };
-    // If the status already records a backup, the operator uses no copy, because a seed with the recorded backup may
-    // exist.
+    // If the status of the EtcdRestore already records a backup, no copy replaces it, because a seed with the recorded
+    // backup may exist.
     if choice::valid_record(restore, false).is_some() {
         return Source::Unavailable(choice::name_missing_backup(restore, trouble));
     }
-    // The stores of copies contain backups, but no recorded changes.
+    // A restore with `spec.continuous` needs recorded changes. The stores of copies contain only backups.
     if restore.spec.continuous.is_some() {
         return Source::Unavailable(trouble);
     }
@@ -217,8 +218,8 @@ async fn check_one(
             in_pod: false,
         });
         let _slot = reads.await;
-        // The manifest is read first, because the response to its failed GET contains a message. The response to a
-        // failed HEAD in `check` contains none.
+        // The manifest is read first: a store explains a failed GET in the body of its response. The response to a
+        // failed HEAD, which `check` sends, has no body.
         let manifest = opened.manifest().await?;
         if manifest.is_none() && backup.copy.is_some() {
             // The backup operator writes the manifest of a copy last, so a copy without a manifest is incomplete.
@@ -227,8 +228,8 @@ async fn check_one(
         }
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
-        // A replaced backup is reported before a wrong key, because the key may be wrong only because the backup was
-        // replaced.
+        // A replaced backup is reported before a wrong encryption key, because the replacement may be the cause of the
+        // wrong key.
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         if let Some(manifest) = &manifest {
             encryption::check(backup, manifest, keys.as_ref())?;

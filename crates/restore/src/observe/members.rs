@@ -71,7 +71,8 @@ pub(super) fn seed(
         child(named.pod, owner, &mut children.pod),
         child(named.pvc, owner, &mut children.pvc),
     );
-    // The Service is the first object of a seed, so its creation time is the start of the seed.
+    // The operator creates the Service before the other objects of a seed, so the creation time of the Service is the
+    // start of the seed.
     let began = children.service.as_ref();
     let began = began.and_then(ResourceExt::creation_timestamp);
     let began = began.map(|time| time.0);
@@ -81,8 +82,8 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // After the old members have stopped, no member serves clients. The start of the seed is then ignored, so
-            // that the pod is replaced after the minimum delay.
+            // The delay before the replacement of a pod grows with the time since `began`. After the old members have
+            // stopped, no member serves clients, so `began` is ignored, and the minimum delay applies.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -216,7 +217,8 @@ pub(super) async fn compare_hash(
                 found: found.hash,
             }
         }
-        // The hash is equal, or it cannot be compared, for example because etcd was compacted at another revision.
+        // The hash equals the expected hash, or the hashes cannot be compared, for example because etcd has compacted
+        // its data at another revision.
         Ok(_) => serving,
     }
 }

@@ -130,8 +130,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // The container is not running, because the kubelet waits after the failure `last` before it restarts the
-        // container.
+        // The container is not running: after the exit `last`, the kubelet waits before it restarts the container.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };
@@ -143,7 +142,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             Reason::parse(&reason).unwrap_or(Reason::StepFailed),
             message,
         ),
-        // A container without a report was killed or could not start. The kubelet restarts it.
+        // A container that has written no report was killed or could not start. The kubelet restarts it.
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(

@@ -123,10 +123,10 @@ pub(crate) fn compare_arguments(
         return;
     };
     let origin = facts.origin.as_ref();
-    // The report (`sha256`, `origin`) describes the data on the volume. An earlier pod with other arguments may have
-    // written this data.
+    // The report of the pod (`sha256`, `origin`) describes the data on the volume. An earlier pod with other arguments
+    // may have written this data.
     let has_other_data = match (&chosen.sha256, origin) {
-        // Copies of a backup may exist in several locations, so the SHA-256 is compared if it is known, and not the
+        // The same backup can be stored in several locations (copies), so a known SHA-256 is compared instead of the
         // location.
         (Some(_), _) => differs(Some(&sha256)),
         (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
@@ -136,12 +136,13 @@ pub(crate) fn compare_arguments(
         Some(origin) => u64::try_from(chosen.bump_revision.max(0)) != Ok(origin.bump_revision),
         None => arguments.has_other_bump(chosen),
     };
-    // The base of two points can be the same, so its SHA-256 does not identify the point.
+    // Two points in time can have the same base backup, so the SHA-256 of the base does not identify the point.
     let has_other_replay = match origin {
         Some(origin) => origin.replayed_revision != choice::replay_revision(chosen),
         None => arguments.has_other_replay(chosen),
     };
-    // Invariant 34: an earlier pod of the seed may have accepted a backup without encryption.
+    // Invariant 34: an earlier pod of the seed, which did not require encryption, may have accepted an unencrypted
+    // backup.
     let has_other_encryption =
         arguments.requires_encryption(origin) != choice::encryption_secret(chosen).is_some();
     let is_other = has_other_data || has_other_bump || has_other_replay || has_other_encryption;
@@ -263,13 +264,14 @@ mod tests {
             matches!(facts.other_backup, Some(OtherBackup::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
-        // This pod has no `--sha256`, because it was created before the SHA-256 was known. Only its location is
-        // compared.
+        // A pod that was created before the SHA-256 was known has no `--sha256`. The location of its backup is compared
+        // instead.
         assert!(!fetches(&pod("b/k", &[])));
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // Without `--encryption-secret`, the pod would accept a backup that is not encrypted.
+        // The pod must name the same Secret as the recorded backup. For example, a pod without `--encryption-secret`
+        // would accept an unencrypted backup.
         let mut encrypted = known.clone();
         let backup = &mut encrypted.status.as_mut().unwrap().backup;
         let secret = "keys".to_owned();
@@ -284,7 +286,7 @@ mod tests {
             };
             assert!(text.contains("keys in Secret keys"), "{text}");
         }
-        // Without valid arguments or a recorded backup, nothing is compared.
+        // If the pod has no valid arguments, or if no backup is recorded, nothing is compared.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
         let mut unrecorded = known.clone();
@@ -310,7 +312,8 @@ mod tests {
             &pod("b/k", &["--bump-revision=7"]),
             SHA
         ));
-        // `unknown` contains no SHA-256, because the backup has no manifest. Only the location can be compared.
+        // The EtcdRestore `unknown` records no SHA-256, because its backup has no manifest. The location of the backup
+        // is compared instead.
         let unknown = restore(None, 0);
         assert!(!contains_other(&unknown, &pod("b/k", &[]), "ffff"));
         assert!(contains_other(&unknown, &pod("b/newer", &[]), "ffff"));
@@ -366,7 +369,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        // If the SHA-256 is known, a copy in another location is accepted, but another `bumpRevision` is not.
+        // Data from another location is accepted if it has the recorded SHA-256, but data with another `bumpRevision`
+        // is not.
         let known = restore(Some("ffff"), 7);
         assert_eq!(other_backup(&known, &other, &elsewhere, 7), None);
         assert!(other_backup(&known, &right, &here, 0).is_some());
@@ -413,7 +417,8 @@ mod tests {
                 }
                 assert_eq!(other(&required, pod, Some(true)), None);
             }
-            // The report of an earlier release does not contain `encrypted`, so the arguments of the pod are compared.
+            // The report of a pod of an earlier release does not contain `encrypted`, so the arguments of the current
+            // pod decide.
             assert_eq!(other(&required, &with_keys, None), None);
             assert!(other(&required, &without, None).is_some());
         }

@@ -40,7 +40,8 @@ pub(super) async fn find(
         field: FIELD,
         name: &block.secret,
     });
-    // Without the Secret, the pod would wait for its volume.
+    // The pod mounts the Secret with the encryption keys. A missing Secret is reported here, because the pod would wait
+    // for this volume without a report.
     bucket::secret(context, &namespace, named).await?;
     let at = restore.spec.continuous.as_ref().map(|block| &block.at);
     let order = SearchOrder {
@@ -80,8 +81,8 @@ pub(super) async fn find(
         );
         return Err(Trouble::new(Reason::StepFailed, message).into());
     }
-    // Invariant 13: a user of the namespace could forge the report, so `chosen` accepts only a snapshot in the
-    // directory of the recorded changes.
+    // Invariant 13: a user of the namespace could forge the report of the pod, so `chosen` accepts only a snapshot in
+    // the directory of the recorded changes.
     let place = (directory, pvc.path.as_str());
     point::chosen(restore, place, found, encryption).map_err(Missing::from)
 }
@@ -126,8 +127,8 @@ fn judge(pod: &Pod) -> Judgment {
     let name = pod.name_any();
     let created = pod.creation_timestamp().map(|created| created.0);
     if let Some(ended) = terminated(pod) {
-        // The clock of a node may be slow. The pod cannot have ended before its creation, whose time is from the API
-        // server.
+        // `finished_at` comes from the clock of the node, which may be behind. The container cannot have ended before
+        // the creation of the pod, whose time comes from the API server.
         let at = ended.finished_at.as_ref().map(|time| time.0).max(created);
         let message = ended.message.as_deref().unwrap_or_default();
         let report = serde_json::from_str::<SearchReport>(message);

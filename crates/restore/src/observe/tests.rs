@@ -158,7 +158,7 @@ fn newest_backup_of_etcdbackup_is_found() {
     };
     assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
-    // A backup that is not at the path in the current spec is not found.
+    // A backup is not found if its location does not match the path in the current spec of the EtcdBackup.
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(

@@ -18,8 +18,8 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let policy = cluster.spec.tls.as_ref();
     let written = policy.is_some_and(TlsPolicy::is_written_by_operator);
-    // A missing Secret that the cluster operator writes is no fault, because the cluster operator writes it only after
-    // the EtcdCluster exists.
+    // If the cluster operator provides the certificates, a missing Secret or certificate is no problem, because the
+    // cluster operator creates them only after the EtcdCluster exists.
     let is_missing = |code: FaultKind| {
         matches!(
             code,

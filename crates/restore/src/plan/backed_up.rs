@@ -21,7 +21,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let Cluster::Present(cluster) = &snapshot.cluster else {
         return plan;
     };
-    // A cluster without a cluster ID has never formed, so it has no data to back up.
+    // Without `max_backup_age`, no backup is required. A cluster without a cluster ID has never formed, so it has no
+    // data to back up.
     let (Some(age), Some(id)) = (cluster.max_backup_age, &cluster.cluster_id) else {
         return plan;
     };
@@ -38,7 +39,7 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let name = naming::target(restore);
     let namespace = restore.namespace().unwrap_or_default();
     let make = command::backup(&namespace, name);
-    // Without a quorum, a member can still send a snapshot.
+    // A member can send a snapshot even if the cluster has lost its quorum.
     let remedy = if cluster.unavailable_since.is_some() {
         format!("The cluster is not available. If one of its members still runs, run {make}")
     } else {

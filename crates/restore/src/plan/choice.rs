@@ -136,8 +136,8 @@ pub fn is_unchanged(
     }
     let location = &chosen.location;
     let message = match (&chosen.etcd_backup, chosen.stored_size) {
-        // Without a recorded size, the operator has not read the backup before, so the recorded SHA-256 is from the
-        // EtcdBackup.
+        // If no size is recorded, the operator has not read the backup before, so the recorded SHA-256 is from the
+        // status of the EtcdBackup.
         (Some(name), None) => format!(
             "spec.backup.name: the status of the EtcdBackup {name} records the SHA-256 {} for the backup {location}, \
              but the manifest of this backup has {}: another writer may have replaced the backup. {REPLACED}",
@@ -163,7 +163,7 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     {
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // Without a size, the operator has never read this backup, for example because it is on a
+        // If no size is recorded, the operator has never read this backup, for example because it is on a
         // PersistentVolumeClaim. The backup may never have existed.
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
@@ -242,7 +242,8 @@ mod tests {
             (Some(100), Some(7))
         );
         assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
-        // A missing manifest is accepted, because the seed verifies the whole backup.
+        // A missing manifest is accepted, because the seed's pod compares the SHA-256 of the whole backup with the
+        // recorded SHA-256.
         assert!(is_unchanged(&chosen, None, 100).is_ok());
         for (manifest, stored) in [
             (Some(manifest("cd")), 100),
@@ -265,7 +266,8 @@ mod tests {
         let recorded = chosen_by_name(&restore(), block("b/k"), &stored(json!("AB")), None);
         assert_eq!(recorded.sha256.as_deref(), Some("ab"));
         assert!(is_unchanged(&recorded, Some(&manifest("ab")), 100).is_ok());
-        // A missing manifest is accepted, because the seed compares the SHA-256 of the whole backup.
+        // A missing manifest is accepted, because the seed's pod compares the SHA-256 of the whole backup with the
+        // recorded SHA-256.
         assert!(is_unchanged(&recorded, None, 100).is_ok());
         for replaced in ["cd", ""] {
             let trouble = is_unchanged(&recorded, Some(&manifest(replaced)), 100).unwrap_err();
@@ -280,7 +282,8 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // If the backup operator has only listed a backup in the store, the status does not contain its SHA-256.
+        // The status of the EtcdBackup contains no SHA-256 for a backup that the backup operator has only found in a
+        // listing of the store. Any manifest is then accepted.
         for unknown in [Value::Null, json!("")] {
             let chosen = chosen_by_name(&restore(), block("b/k"), &stored(unknown), None);
             assert_eq!(chosen.sha256, None);

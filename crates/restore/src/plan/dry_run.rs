@@ -150,7 +150,8 @@ mod tests {
         assert_eq!(plan(&started, &locked).action, Action::CreateService);
         started.metadata.finalizers = Some(vec![api::names::FINALIZER_CLAIM.into()]);
         assert!(!is_dry_run(&started));
-        // With `dryRun: false`, the recorded point leads to the next step of the restore.
+        // With `dryRun: false`, the restore starts with the backup that the dry run has recorded. The first action
+        // records the names of the seed's objects.
         let ready = Snapshot {
             source: Source::Ready(Box::default()),
             ..absent

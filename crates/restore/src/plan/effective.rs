@@ -101,12 +101,13 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The cluster operator has not started the change of the TLS settings in the spec, so the settings in the
-        // status apply.
+        // The cluster operator has not applied the new TLS settings in the spec yet, so the settings in the status are
+        // in effect.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
-        // With the lock, the settings of the seed's pod apply, because the status describes the old cluster.
+        // While the restore holds the lock, the settings of the seed's pod have priority, because the status describes
+        // the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));
@@ -117,7 +118,7 @@ mod tests {
             .and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
         assert_eq!(policy(&cut_over, Some(&plain), false), None);
-        // A pod with another owner is ignored.
+        // A pod that another EtcdCluster owns is ignored.
         let foreign = seed("another", "null");
         assert_eq!(policy(&switched, Some(&foreign), true), tls(TLS_ONLY));
         assert_eq!(

@@ -18,7 +18,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // The time is `None` if the status does not report the end of the restore yet.
+        // `completionTime` is missing until the status reports the end of the restore.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;

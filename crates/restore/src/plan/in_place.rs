@@ -78,7 +78,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
-    // Invariant 10: the names of the seed's objects and the replaced cluster are recorded before the lock is set.
+    // Invariant 10: the names of the seed's objects and the cluster to replace are recorded before the lock is set.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
@@ -110,14 +110,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: the restore may hold the lock without its finalizer. A suspended operator process may have removed
-    // the finalizer after the lock was set, because this process had observed the lock of another restore before.
+    // Invariant 11: the restore may hold the lock although its finalizer is missing. A suspended operator process,
+    // which had observed the lock of another restore, may have removed the finalizer after this lock was set.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: the cutover waits until the seed is ready. After a cutover to a seed that is never ready, the old
-    // members could never stop, and both clusters would remain.
+    // Invariant 9: the cutover waits until the seed is ready. The old members stop only after the seed is ready, so
+    // after a cutover to a seed that never becomes ready, both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("waiting for the seed member to be ready");
@@ -187,8 +187,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: the plan waits only for terminating pods that are ready. Other terminating pods receive no requests
-    // through a Service, and their node may be lost.
+    // Invariant 17: the plan waits only for terminating pods that are ready. A terminating pod that is not ready
+    // receives no requests through a Service, and its node may be lost.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -232,13 +232,13 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a pod that has joined. If this pod is replaced, these writes are lost unless they
-        // are on a volume (`durable`).
+        // Services select a pod that has joined, so clients may have written to it. If this pod is replaced, these
+        // writes are lost unless they are on a volume (`durable`).
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients already use a seed that has joined, so the old members must stop even if its pod
+            // Invariant 17: Services select a seed that has joined, so the old members must stop even if the seed's pod
             // reports a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
@@ -289,8 +289,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A seed that has joined was verified before. Its revision may be higher than the backup, because clients may have
-    // written to it.
+    // A seed that has joined was verified before. Its revision may be higher than the revision of the backup, because
+    // clients may have written to the seed.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {

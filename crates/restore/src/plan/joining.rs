@@ -131,13 +131,13 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     match (replacement, pvc) {
         // The pod is replaced, because the next pod reports the data on the volume.
         (Some(replacement), Child::Present) => return Some(replacement),
-        // Invariant 1: without an answer about the volume, the pod is not replaced.
+        // Invariant 1: while the PersistentVolumeClaim cannot be read, the pod is not replaced.
         (Some(_), Child::Unknown(why)) => {
             let answer =
                 format!("waiting until the seed's PersistentVolumeClaim can be read: {why}");
             return Some(Plan::wait_for(answer));
         }
-        // Without a PersistentVolumeClaim, or while it is being deleted, the pod has the only copy of the data, so the
+        // If the PersistentVolumeClaim is missing or is being deleted, the pod has the only copy of the data, so the
         // pod is not replaced.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }

@@ -27,7 +27,8 @@ pub fn pvc_rejected(
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
-    // Invariant 9: after the cutover, the restore is not abandoned, because the old members may be stopping.
+    // Invariant 9: after the cutover, the restore is not abandoned, because the old members may already be stopped. A
+    // restore into a new cluster has no old members, so it also waits for storage.
     let old_members_serve = in_place::replaces(restore).is_some()
         && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_cut_over(restore, it));
     if !old_members_serve {

@@ -50,7 +50,8 @@ pub(super) fn plan(step: &SearchStep) -> Plan {
 /// The name of the pod. It depends only on the EtcdRestore and the point, so a second operator process finds the pod of
 /// the first process (invariant 11).
 fn name(restore: &EtcdRestore, order: &SearchOrder) -> String {
-    // The time `complete` advances while the agent records, and must not change the name.
+    // The agent of the EtcdBackup advances the time `complete` while it records changes. This must not change the name
+    // of the pod.
     let fixed = SearchOrder {
         complete: None,
         ..order.clone()
@@ -89,7 +90,7 @@ pub(crate) fn pod(restore: &EtcdRestore, order: &SearchOrder, image: &OperatorIm
         metadata: ObjectMeta {
             name: Some(name(restore, order)),
             namespace: restore.namespace(),
-            // With this label, a change of the pod triggers a reconcile.
+            // Because of this label, a change of the pod triggers a reconcile of the EtcdRestore.
             labels: Some([(ANNOTATION_RESTORE.to_owned(), uid.to_owned())].into()),
             owner_references: Some(vec![OwnerReference {
                 api_version: EtcdRestore::api_version(&()).into_owned(),

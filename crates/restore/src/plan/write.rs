@@ -326,7 +326,8 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
-    // Until the handover, Kubernetes deletes the EtcdCluster together with the EtcdRestore that owns it.
+    // Until the handover removes this owner reference, Kubernetes deletes the EtcdCluster together with the EtcdRestore
+    // that owns it.
     cluster.metadata.owner_references = Some(vec![OwnerReference {
         api_version: EtcdRestore::api_version(&()).into_owned(),
         kind: EtcdRestore::kind(&()).into_owned(),

@@ -180,7 +180,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // The snapshot is not synced to disk, because the next start of the container verifies the whole snapshot.
+    // The snapshot is not synced to disk: after a crash, the next start of the container verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
@@ -202,7 +202,8 @@ async fn from_store(
     let opened = open(arguments, source).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // If the SHA-256 in the manifest differs from the chosen backup, the fetch fails before the download.
+    // If the SHA-256 in the manifest is not the SHA-256 of the chosen backup (`--sha256`), the fetch fails before the
+    // download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -217,7 +218,8 @@ async fn from_store(
     let origin = Origin {
         location_hash: choice::fingerprint(source),
         bump_revision: arguments.bump_revision.unwrap_or_default(),
-        // With keys, the download fails if the backup is not encrypted, so the fetched backup is encrypted.
+        // If an encryption Secret is set, the download rejects a backup that is not encrypted, so the fetched backup is
+        // encrypted.
         encrypted: Some(arguments.encryption_secret.is_some()),
         replayed_revision: None,
     };
@@ -231,8 +233,8 @@ async fn from_store(
 /// the snapshot on the volume.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let origin = fetched.origin.as_ref();
-    // Invariant 34: a snapshot that was fetched without keys is not reused if keys are required, because its backup may
-    // not be encrypted.
+    // Invariant 34: if this pod requires encryption, it does not reuse a snapshot that an earlier pod fetched without
+    // keys, because the backup may not be encrypted.
     let encrypted = origin.and_then(|origin| origin.encrypted);
     if encrypted.unwrap_or_default() != arguments.encryption_secret.is_some() {
         return false;
@@ -417,8 +419,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The revision in the manifest is at least the revision of the last key, and at most the revision of the store.
-    // These two revisions differ if the store is empty, or was compacted after its last key.
+    // The revision in the manifest is at least the revision of the last key in the database, and at most etcd's current
+    // revision. These two revisions differ if the database has no keys, or was compacted after its last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "the snapshot has revision {}, but the manifest records revision {}",

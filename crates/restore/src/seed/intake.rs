@@ -167,7 +167,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The content is no database, so this error is expected.
+                // The content is not an etcd database, so `finish` returns an error although the file is complete.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");

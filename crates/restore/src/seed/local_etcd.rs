@@ -68,25 +68,27 @@ impl LocalEtcd {
         command
             .arg(format!("--name={name}"))
             .arg(format!("--data-dir={}", data.display()))
-            // Only this program may connect, because every other write would use a revision.
+            // etcd listens only on 127.0.0.1, so that no other client connects. Every write of another client would use
+            // a revision.
             .arg(format!("--listen-client-urls={client_url}"))
             .arg(format!("--advertise-client-urls={client_url}"))
             .arg(format!("--listen-peer-urls=http://127.0.0.1:{peer}"))
             .arg(format!("--initial-advertise-peer-urls={peer_url}"))
             .arg(format!("--initial-cluster={name}={peer_url}"))
             .arg(format!("--initial-cluster-token={}", settings.token))
-            // Invariant 6: without the restored data, etcd does not start as an empty cluster.
+            // Invariant 6: with `existing`, etcd does not start without the restored data, and never forms an empty
+            // cluster.
             .arg("--initial-cluster-state=existing")
             .arg(format!("--max-txn-ops={MAX_CHANGES}"))
             .arg(format!("--max-request-bytes={MAX_REQUEST}"))
-            // This etcd has no quota. The member's etcd starts with the quota of the cluster, and reports an alarm if
-            // the data exceeds it.
+            // This etcd has no quota. The etcd of the member starts later with the quota of the cluster, and raises an
+            // alarm if the data exceeds it.
             .arg("--quota-backend-bytes=-1")
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
-        // Without fsync, etcd is faster. After a crash, the next start begins again with the snapshot. etcd 3.4 lacks
-        // this flag.
+        // Without fsync, etcd is faster. A crash loses no data, because the next start begins again with the snapshot.
+        // etcd 3.4, which has no etcdutl, also lacks this flag.
         if settings.tool.file_name() == Some(OsStr::new("etcdutl")) {
             command.arg("--unsafe-no-fsync");
         }
@@ -121,7 +123,8 @@ impl LocalEtcd {
         let mut reader = opened.map_err(|error| unusable(&Chain(&error).to_string()))?;
         let options = Options {
             until: Until::Revision(revision),
-            // Recorded hashes can be compared only after the same compaction.
+            // The hash of etcd's data depends on the compacted revision, so the recorded hashes can be compared only if
+            // the replay also compacts.
             follow_compactions: true,
         };
         let points = (reader.base().base.revision, revision);
@@ -134,7 +137,8 @@ impl LocalEtcd {
         };
         let report = tokio::select! {
             report = continuous::replay(&mut reader, &target, options) => report,
-            // The progress is only displayed, so the replay continues without it.
+            // `reports` never ends. If the progress server fails, the replay continues, because the progress is only
+            // displayed.
             report = reports => report,
         };
         report.map_err(|error| self.replay_trouble(&error))
@@ -210,7 +214,7 @@ impl LocalEtcd {
         let stopped = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let stopped = stopped.map_err(io::Error::from);
         let ended = stopped.and_then(|()| self.child.wait());
-        // etcd ends itself with the signal that it has received, so its exit status contains no information. The caller
+        // After SIGTERM, etcd ends itself with the same signal, so its exit status does not show an error. The caller
         // checks the revision of the database.
         ended
             .map(|_| ())

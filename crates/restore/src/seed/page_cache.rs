@@ -38,8 +38,8 @@ fn release<T>(
             thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
             // The kernel can release only pages that are on disk. It writes the oldest dirty pages first, and the
-            // source is older than the copy. Therefore the first `written` bytes of both files, counted from the start
-            // of the source, are on disk.
+            // source is older than the copy. Therefore at most the last `dirty` bytes of the `size + copied` bytes are
+            // not on disk.
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {

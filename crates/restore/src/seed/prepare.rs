@@ -111,7 +111,8 @@ pub(super) fn expected_contents(
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     Ok(Contents {
         revision: raised(&snapshot, bump_revision),
-        // The hash is left out if the revision is raised, because the raise compacts the store, which changes the hash.
+        // With `bumpRevision`, etcdutl marks the old revisions as compacted, which changes the hash, so the hash in the
+        // manifest does not apply.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         origin: expected.origin.map(|origin| Origin {
             bump_revision: bump_revision.unwrap_or_default(),

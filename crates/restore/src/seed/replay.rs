@@ -88,7 +88,8 @@ pub(super) fn after_replay(contents: Contents, revision: Option<i64>) -> Content
     };
     Contents {
         revision,
-        // The hash and the number of keys in a manifest belong to the snapshot. The replay compares recorded hashes.
+        // The hash and the number of keys in a manifest describe the snapshot before the replay. The replay itself
+        // compares the hashes in the recorded changes.
         hash: None,
         keys: None,
         origin: contents.origin.map(|origin| Origin {

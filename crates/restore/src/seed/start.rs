@@ -43,9 +43,10 @@ fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
 /// Creates the data directory and executes etcd (exec). Returns only after a failure.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
-    // If the data directory exists, etcd starts on it, even if the backup and the snapshot are deleted.
+    // If the data directory exists, etcd starts with it, even if the backup and the snapshot were deleted.
     if is_created(&paths) {
-        // If `restored.json` exists, a crash after the rename of the data directory has left temporary files.
+        // If `restored.json` exists, this restore has created the data directory. A crash after the rename of this
+        // directory may have left temporary files.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }

@@ -222,7 +222,7 @@ fn waiting_and_failure_and_completion_emit_events() {
         let reported = events(&restore, Action::Nothing, state);
         assert_eq!(reported, [(true, reason, note())]);
     }
-    // The Event of the action is reported before the Event of the state.
+    // The Event of the action (`GivenUp`) is reported before the Event of the state (`RestoreFailed`).
     let abandon = Action::Abandon(missing());
     let reported = events(&restore, abandon, PlanState::Halted(missing()));
     let reasons: Vec<_> = reported.iter().map(|(_, reason, _)| *reason).collect();

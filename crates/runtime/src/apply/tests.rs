@@ -23,7 +23,8 @@ fn field_missing_in_crd_is_reported_with_remedy() {
         rejected("etcdserver: request timed out").reason(),
         "ApiServerError"
     );
-    // The same rejection of an object of another project does not mean that a CRD of this project is outdated.
+    // Service and PodDisruptionBudget are not kinds of this project, so the same rejection does not mean that a CRD of
+    // this project is outdated.
     let error = rejected_for::<k8s_openapi::api::core::v1::Service>(rejection);
     assert_eq!(error.reason(), "ApiServerError");
     let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(rejection);

@@ -87,8 +87,8 @@ mod tests {
         assert_eq!(requested(&ObjectMeta::default()), None);
         assert_eq!(notified.get(), 1);
 
-        // A retained PVC has no owner, so the label of the PVC selects the cluster. A cluster that does not exist gets
-        // no reconcile.
+        // A retained PVC has no owner, so its label names the cluster to reconcile. If this cluster does not exist,
+        // nothing is reconciled.
         let labelled = |cluster: &str| ObjectMeta {
             labels: Some([(names::LABEL_CLUSTER.to_owned(), cluster.to_owned())].into()),
             owner_references: None,

@@ -32,7 +32,7 @@ async fn first_reconciles_wait_for_caches_of_children() {
         let next = requests.next().now_or_never().unwrap();
         assert_eq!(next.unwrap().unwrap(), expected);
     }
-    // If a watch of children never delivers, the gate opens after its time limit, here 10 ms.
+    // If a watch of child objects never delivers its first list, the gate opens after its time limit, here 10 ms.
     let hurried = gate(Duration::from_millis(10));
     let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
     assert_eq!(requests.next().await.unwrap().unwrap(), "a");
@@ -41,7 +41,7 @@ async fn first_reconciles_wait_for_caches_of_children() {
 #[test]
 fn controllers_share_the_concurrency_limit() {
     assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-    // Each controller gets at least 1, because a limit of 0 would mean no limit.
+    // Each controller may run at least one reconcile at a time, because a limit of 0 would mean no limit.
     assert_eq!(concurrency(1000), 1);
 }
 

@@ -16,7 +16,8 @@ pub(super) fn targets<'a>(
 ) -> Vec<Option<&'a str>> {
     let held = |replica: &str| holders.iter().filter(|one| **one == Some(replica)).count();
     let mut order: Vec<&'a str> = replicas.iter().copied().collect();
-    // The replicas that hold the most shards get the additional shards, so that these shards do not move.
+    // If the shards cannot be divided equally, the replicas that hold the most shards get one more, so that fewer
+    // shards move.
     order.sort_by_key(|replica| (Reverse(held(replica)), *replica));
     let among = order.len().max(1);
     let (share, additional) = (holders.len() / among, holders.len() % among);
@@ -96,8 +97,8 @@ mod tests {
         let after = targets(&holders, &replicas(2));
         assert_eq!(moved(&holders, &after), 2, "{after:?}");
         assert_eq!(counts(&after, &replicas(2)), [3, 3]);
-        // Replica `z` shuts down, and holds a shard until its reconciles have ended. The shard has a new target before
-        // that.
+        // Replica `z` shuts down, but holds shard 0 until its reconciles have ended. Another replica is already the
+        // target of this shard.
         let after = targets(&[Some("z"), Some("a"), Some("b"), None], &replicas(2));
         assert_eq!(counts(&after, &replicas(2)), [2, 2]);
         assert_eq!(after[1..3], [Some("a"), Some("b")]);

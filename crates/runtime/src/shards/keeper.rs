@@ -119,7 +119,8 @@ impl Keeper {
             match timeout_at(limit.into(), self.beat(began)).await {
                 Ok(Ok(())) | Err(_) => {}
                 Ok(Err(Missed::Lost(name))) => return Error::Taken { name },
-                // Another replica has written the operator's Lease at the same time.
+                // Another replica has written the operator's Lease at the same time. A random pause prevents that both
+                // write at the same time again.
                 Ok(Err(Missed::Request(kube::Error::Api(status)))) if status.is_conflict() => {
                     pause = Duration::from_millis(rand::random_range(100..500));
                 }
@@ -193,7 +194,7 @@ impl Keeper {
         for ((shard, _), result) in steps.iter().zip(&sent) {
             if let Err(error) = result {
                 self.warn(&format!("write the lease of shard {shard}"), error);
-                // The renewal is complete although this write failed, if this process did not hold the shard.
+                // A failed write makes the renewal incomplete, unless this process did not hold the shard.
                 let slot = slots.get(usize::from(*shard));
                 complete &= slot.is_none_or(|slot| slot.state == State::Free);
             }
@@ -201,12 +202,12 @@ impl Keeper {
         if beat.renews && complete {
             self.ring.renewed(began);
         }
-        // After a slow beat, other replicas may regard the taken Leases as free, so this process holds no shard yet.
-        // The next beat takes the shards.
+        // If this beat was slow, other replicas may regard its new Leases as free. This process then does not hold the
+        // shards of these Leases yet, and the next beat takes the Leases again.
         if !self.ring.may_hold(Instant::now()) {
             return Ok(());
         }
-        // Shards are held only now, because `deadline` must know the renewal first.
+        // The shards are marked as held only after `renewed`, because `deadline` counts from the last renewal.
         for ((shard, step), result) in steps.iter().zip(&sent) {
             if (*step, result.is_ok()) == (Step::Take, true) {
                 info!(shard, "reconciling the objects of this shard");
@@ -350,8 +351,8 @@ impl Keeper {
             }),
         };
         let created = self.api.create(&PostParams::default(), &lease).await;
-        // If a person has removed the label of the Lease, the label is added again, so that the next beat lists the
-        // Lease.
+        // The Lease exists, but the list by label did not contain it, because a person has removed its label. The label
+        // is added again for the next beat.
         if matches!(&created, Err(kube::Error::Api(status)) if status.is_already_exists()) {
             let label = json!({ LABEL_SHARD_OF: self.ring.lease() });
             let change = json!({ "metadata": { "labels": label } });

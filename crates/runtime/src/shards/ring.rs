@@ -196,7 +196,7 @@ impl Ring {
         if is_own {
             self.see(&lease.replicas, now);
         } else {
-            // The entries in `others` belong to an earlier group.
+            // The Lease is free. The entries in `others` belong to an earlier group of replicas.
             self.others.clear();
         }
         let own = lease.replicas.get(&self.me).filter(|_| is_own);

@@ -133,7 +133,7 @@ async fn create_objects(client: &Client) {
         "duration": "1m12s", "nextBackupTime": "2026-11-27T03:00:00Z", "lastSuccessDate": "2026-01-01T00:00:00Z",
         "conditions": [condition("Complete", "True", "Succeeded"), condition("Ready", "True", "Scheduled")] });
     create::<EtcdBackup>(client, "nightly", spec.clone(), Some(backup)).await;
-    // An earlier release wrote this status, so it has none of the new fields.
+    // An earlier release wrote this status, so it lacks the fields that later releases have added.
     let old = json!({ "succeeded": true, "size": 7 });
     create::<EtcdBackup>(client, "old", spec, Some(old)).await;
     let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });

@@ -64,7 +64,7 @@ async fn assert_rejected_without(without: &[&str], field: &str) {
         "{text}"
     );
     assert_eq!(api.get("again").await.unwrap().status, None);
-    // The API server accepts a status of the same object that has only known fields.
+    // The API server accepts a status with only known fields for the same object.
     apply::status_if_unchanged(&api, "operator", &restore, None, &known)
         .await
         .unwrap();
@@ -196,8 +196,8 @@ async fn operator_keeps_fields_of_later_release_from_other_managers() {
         .unwrap();
     let now = raw.get("db").await.unwrap();
     assert_eq!(now.data["spec"]["laterField"], "kept");
-    // `laterRecord` stays, because another field manager wrote it. The operator writes its own report as a whole, so
-    // the unknown field of the report is removed.
+    // `laterRecord` stays, because another field manager wrote it. `laterReport` is removed, because the field manager
+    // of the operator wrote it, and now writes its whole status without this unknown field.
     let expected = json!({ "size": 3, "laterRecord": "kept" });
     assert_eq!(now.data["status"], expected);
 }

@@ -93,7 +93,7 @@ async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // This CRD differs from the installed CRD: it has only one printer column.
+    // Unlike the installed CRD, this CRD has only one printer column, so the operator updates the installed CRD.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -215,7 +215,8 @@ async fn operators_do_not_overwrite_each_others_status_fields() {
         .await
         .unwrap_err();
     assert_eq!(stale.reason(), "Conflict");
-    // The new object has the same name, but must not get the record of the deleted object.
+    // The EtcdCluster was deleted and created again under the same name. It must not get the status that was prepared
+    // for the deleted object.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -467,7 +468,7 @@ async fn two_operators_stop_overwriting_each_others_managed_condition() {
         })
         .await;
     }
-    // A reconcile with an outdated cached object must not replace a later condition.
+    // An operator whose cached object is outdated must not replace the condition that a later operator has written.
     let (version, report) = managed().await;
     for (_, _, counting) in &started {
         let before = counting.good.load(Ordering::SeqCst);

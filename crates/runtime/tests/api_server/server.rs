@@ -133,7 +133,8 @@ impl ApiServer {
 
     pub(crate) fn config(&self) -> Config {
         let mut config = Config::new(self.url.parse().expect("a URL"));
-        // The client accepts any certificate, because kube-apiserver generates a new certificate at each start.
+        // At each start, kube-apiserver generates a new certificate. The client does not know the CA of this
+        // certificate, and accepts any certificate.
         config.accept_invalid_certs = true;
         config.auth_info = AuthInfo {
             token: Some(TOKEN.to_owned().into()),

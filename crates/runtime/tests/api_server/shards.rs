@@ -97,7 +97,7 @@ async fn invariant_40_replicas_share_and_hand_over_shards() {
         assert_eq!(holder(&lease).await.as_deref(), Some(replica), "{shard}");
     }
 
-    // Neither an operator without shards nor an operator with another number of shards may start.
+    // Neither an operator without shards nor an operator with another number of shards may take the Lease.
     let undivided = lease::acquire(&client, candidate("undivided"));
     let undivided = tokio::time::timeout(Duration::from_secs(5), undivided).await;
     assert!(undivided.is_err(), "an undivided operator leads");

@@ -163,8 +163,8 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The domain of the German cloud is not accepted as Azure. This cloud closed in 2021, and the domain may have
-        // another owner now.
+        // The domain of the German cloud is not accepted as Azure: this cloud closed in 2021, and another party may
+        // have registered its domain since.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }

@@ -79,7 +79,7 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // This response answers a write or a deletion. The Azure client needs only its headers, so the body is not
+            // This request is not a GET. The Azure client needs only the headers of the response, so the body is not
             // read.
             Bytes::new()
         };

@@ -322,7 +322,7 @@ fn new_backup_uses_named_key_or_only_key_of_secret() {
 fn missing_decryption_key_error_contains_id_and_name() {
     let keys = Keys::of(&secret(&[("2026", TEXT), ("notes", "text")]));
     assert_eq!(keys.require("a62e0f7753a4df18", "2026"), Ok(()));
-    // `require` accepts another name of the key, because it finds the key by its ID.
+    // `require` finds the key by its ID, so it accepts another name.
     assert_eq!(keys.require("a62e0f7753a4df18", "renamed"), Ok(()));
     let text = keys.require("ffff", "2025").unwrap_err().to_string();
     for part in [

@@ -172,7 +172,8 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // The blocked operations are ended, because the runtime of a failed test waits for their threads.
+            // If the test fails, the tokio runtime waits at its end for the threads of the blocked operations, so the
+            // operations are ended here.
             self.answer();
         }
     }

@@ -117,7 +117,8 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
         let error = a.put(key, "x".into()).await.unwrap_err();
         assert!(text(&error).contains("remove leading slashes"), "{error}");
     }
-    // If the root directory does not exist, the volume is not mounted, so the requests of a namespace fail.
+    // If the root directory does not exist, the volume is not mounted, so all requests to the store of a namespace
+    // fail.
     let unmounted = LocalStore::new(dir.path().join("absent")).for_namespace("team-a", None);
     for error in [
         unmounted.put("main", "x".into()).await.unwrap_err(),
@@ -172,7 +173,7 @@ async fn invariant_13_namespace_cannot_use_symlinks() {
     let keys = tenant.list("etcd/").await.unwrap();
     assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-    // The store of the operator's own namespace follows links.
+    // The store of the operator's own namespace follows symbolic links.
     let through = "namespaces/team-a/etcd/main";
     assert!(own.head(through).await.unwrap().is_some());
 }
@@ -184,7 +185,8 @@ async fn quota_of_namespace_limits_uploads() {
     let store = own.for_namespace("team-a", Some(1000));
     let other = own.for_namespace("team-b", Some(1000));
     store.put("one", vec![0; 600].into()).await.unwrap();
-    // `upload` reaches the quota with 400 bytes, so the write of one more byte fails.
+    // The object `one` has 600 bytes, so `upload` reaches the quota of 1000 bytes with 400 bytes. The write of one more
+    // byte fails.
     let mut upload = store.begin("two").await.unwrap();
     upload.write(vec![0; 400].into()).await.unwrap();
     let error = upload.write(vec![0; 1].into()).await.unwrap_err();

@@ -309,8 +309,8 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // The AWS configuration also contains the endpoint and the region from environment variables, such as
-        // AWS_ENDPOINT_URL_S3 and AWS_REGION.
+        // The AWS configuration provides the identity of the pod. It also provides the endpoint and the region, from
+        // environment variables such as AWS_ENDPOINT_URL_S3 and AWS_REGION.
         S3Access::Ambient => {
             let loader =
                 aws_config::defaults(BehaviorVersion::latest()).http_client(identity_client()?);

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn checksum_has_s3_header_format() {
-        // "4waSgw==" encodes 0xE3069283, the check value of CRC32C for the nine digits.
+        // "4waSgw==" encodes 0xE3069283, the published CRC32C of the text "123456789".
         assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 

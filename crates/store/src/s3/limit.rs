@@ -170,9 +170,9 @@ mod tests {
                 .count()
         };
         assert_eq!(counted(1 << 20, &data), 10);
-        // Each chunk counts as at least `MIN_CHUNK` bytes, here a chunk of one byte.
+        // A chunk of one byte counts as `MIN_CHUNK` bytes.
         assert_eq!(counted(1 << 20, b"x"), (1 << 20) / MIN_CHUNK);
-        // A body of empty entries reaches the limit for tags.
+        // A body of empty entries reaches the limit for tags before the limit for bytes.
         let empty = b"<Contents/>".repeat(1_000);
         assert_eq!(counted(MAX_PAGE, &empty), MAX_TAGS / 1_000);
     }

@@ -38,8 +38,8 @@ async fn range_response_may_lack_headers_but_not_contradict_request() {
             &[("x-none", None)] as Headers,
             3,
         ),
-        // Without a strong entity tag or a content range, the client discards the first response and reads the whole
-        // object with a second request.
+        // If the first response has no strong entity tag, or no content range with the size of the object, the client
+        // discards this response and reads the whole object with a second request.
         (read, &[("etag", None)], 2),
         (read, &[("etag", Some("W/\"weak\""))], 2),
         (first_part, &[("content-range", None)], 2),
@@ -48,8 +48,7 @@ async fn range_response_may_lack_headers_but_not_contradict_request() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // The response has no content range, but its length equals the length of the requested range, so the client
-        // accepts it.
+        // A later response without a content range is accepted if its length equals the length of the requested range.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));

@@ -100,7 +100,8 @@ async fn azure_store_that_does_not_confirm_lock_is_rejected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn google_objects_are_stored_with_retention() {
     let server = GoogleServer::start(&["bucket"]);
-    // Google's own client does not report the lock, so the store must not use it for small objects.
+    // With `trusted`, the store also has Google's own client. This client does not report locks, so the store must not
+    // use it, even for small objects.
     for trusted in [false, true] {
         let (proxy, store) = google(&server, trusted).await;
         for size in [10, 20 * MIB] {

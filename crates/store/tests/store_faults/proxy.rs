@@ -225,8 +225,8 @@ impl Proxy {
                 (Some((_, first)), Some(Harm::Stale)) => first.clone(),
                 (Some(_), _) => answer,
                 (None, _) => {
-                    // `script.first` keeps the first answer to a listing or lookup for `Harm::Stale`, but not the
-                    // content of objects.
+                    // `script.first` keeps the first answer to a listing, or to a GET of an object's metadata, for
+                    // `Harm::Stale`. It keeps no content of objects.
                     if request.method == "GET" && answer.len() < 1 << 20 {
                         script.first.push((asked, answer.clone()));
                     }

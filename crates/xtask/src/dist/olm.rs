@@ -219,7 +219,7 @@ fn service_version(
         "kind": "ClusterServiceVersion",
         "metadata": {
             "name": format!("{PACKAGE}.v{}", release.version),
-            // OLM replaces this placeholder by the namespace of the installation.
+            // OLM replaces this placeholder with the namespace of the installation.
             "namespace": "placeholder",
             "annotations": annotations,
         },

@@ -89,8 +89,8 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the PVC
-    // and not with its last change.
+    // Each failed attempt to provision a volume changes the PVC. A time limit since the last change might never pass,
+    // so this limit starts with the creation of the PVC.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!(
             "a volume for the PersistentVolumeClaim ({class}) could not be provisioned or bound ({scheduler})"
@@ -261,14 +261,15 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Before Kubernetes 1.23, the annotation with the provisioner had another name.
+        // Before Kubernetes 1.23, the annotation that names the provisioner had another key.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
         // The scheduler has selected a node, and the provisioner creates the volume. During this time, the status of
         // the pod contains no message of the scheduler.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
-        // The scheduler has neither processed the pod nor selected a node yet, so no problem is reported.
+        // The PVC has no selected node, and the pod has no message of the scheduler: the scheduler has not processed
+        // the pod yet. Therefore no problem is reported.
         assert_eq!(
             reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
             None
@@ -285,8 +286,8 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Each failed attempt to provide a volume changes the PVC, so the time limit starts with the creation of the
-        // PVC and not with its last change.
+        // Each failed attempt to provision a volume changes the PVC. A time limit since the last change might never
+        // pass, so this limit starts with the creation of the PVC.
         let failed = pod(
             "False",
             &format!(

@@ -74,7 +74,7 @@ fn origin_of_data_is_read_from_pod_report() {
         encrypted,
         replayed_revision: None,
     };
-    // Reports of earlier releases do not contain `encrypted`.
+    // The report of a pod of an earlier release does not contain `encrypted`.
     let suffix = r#","of":{"place":"cd","bumpRevision":7}}"#;
     assert_eq!(origin(suffix), Some(expected(None)));
     let suffix = r#","of":{"place":"cd","bumpRevision":7,"encrypted":true}}"#;

@@ -109,7 +109,7 @@ fn record_contains_point_and_snapshot_of_base() {
             "prefix": "etcd/main.continuous/uid/",
         })
     );
-    // A directory whose path does not end with the key is refused.
+    // `another` is not the key of this directory, so the base is refused.
     assert!(chosen(&restore, &directory, "another", &found()).is_err());
 }
 
@@ -128,7 +128,7 @@ fn directory_of_etcdbackup_contains_its_uid() {
         recorded_by(&backup("s3://bucket/etcd/main.continuous/uid/")).unwrap();
     assert_eq!(directory.source().path(), "bucket/etcd/main.continuous/uid");
     assert_eq!(complete, Some(micros("2026-11-28T01:00:00Z")));
-    // The path in the spec has changed, so the status describes another directory.
+    // The path in the spec has changed. The time in the status is about the old directory, so it is not returned.
     let (_, complete) = recorded_by(&backup("s3://bucket/etcd/old.continuous/uid/")).unwrap();
     assert_eq!(complete, None);
 }
@@ -252,7 +252,8 @@ fn record_of_encrypted_base_has_key_and_size_of_object() {
     let record = chosen(&restore, &directory, "etcd/main.continuous/uid", &found).unwrap();
     let key = record.encryption_key.unwrap();
     assert_eq!((key.name.as_str(), key.id.as_str()), ("2026", "ab12"));
-    // The encryption adds a header of 48 bytes, and a tag of 16 bytes for the only chunk.
+    // The base has 100 bytes. The encryption adds a header of 48 bytes and, for the only chunk, an authentication tag
+    // of 16 bytes.
     assert_eq!(record.stored_size, Some(100 + 48 + 16));
 }
 

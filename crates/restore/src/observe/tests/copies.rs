@@ -132,7 +132,7 @@ async fn copy_is_used_if_first_store_lost_backup_or_is_unreachable() {
     let unreachable = etcd_backup(&server, "http://127.0.0.1:1", Some(SHA));
     let observation = observed(&restore_by_name(), unreachable).await;
     assert_eq!(used(observation), offsite);
-    // Another writer has replaced the backup in the first store.
+    // The first store contains a backup with another SHA-256 now, because another writer has replaced the backup.
     put(&server, "first", Some("bbbb")).await;
     let observation = observed(&restore_by_name(), lost).await;
     let chosen = observation.objects.backup.as_ref().unwrap();
@@ -145,9 +145,9 @@ async fn copy_is_used_if_first_store_lost_backup_or_is_unreachable() {
 async fn invariant_34_copy_must_have_sha256_of_status() {
     for (recorded, stored) in [
         (Some(SHA), Some("bbbb")),
-        // A copy without a manifest is incomplete.
+        // In this case, the copy has no manifest, so it is incomplete.
         (Some(SHA), None),
-        // If the status records no SHA-256, a copy cannot be identified.
+        // If the status of the EtcdBackup records no SHA-256, no copy can be verified.
         (None, Some(SHA)),
     ] {
         let server = servers();

@@ -89,7 +89,7 @@ async fn invariant_34_restore_by_name_takes_sha256_and_key_from_status() {
     for (before, own, sha256, secret, key) in [
         (None, None, "bb", Some("theirs"), key()),
         (None, Some("ours"), "bb", Some("ours"), key()),
-        // The EtcdBackup requires encryption now, but did not when it made this backup, so no Secret is used.
+        // The newest backup before 12:00 was made before the EtcdBackup required encryption, so no Secret is used.
         (Some("2026-01-01T12:00:00Z"), None, "aa", None, None),
     ] {
         let mut restore = with_keys(own);

@@ -193,7 +193,7 @@ async fn dry_run_finds_point_without_record_of_seed() {
         panic!("{planned:?}");
     };
     assert_eq!(chosen.continuous.unwrap().revision, 13);
-    // If the point is not recorded, a dry run reports the problem.
+    // The recorded changes end at revision 20. The dry run reports that revision 21 is not recorded.
     let future = json!({ "at": { "revision": 21 }, "dryRun": true });
     let restore = restore_at(&source, &future, &plain());
     let observation = observed(&restore, backup).await;
@@ -214,7 +214,7 @@ async fn invariant_38_point_without_proof_is_refused() {
     let mut backup = etcd_backup(json!({
         "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": s3_block, "copyTo": copy,
     }));
-    // A copy of an ordinary backup never replaces a point.
+    // The status lists a copy of a backup. A restore to a point never uses this copy instead of the recorded changes.
     backup["status"] = json!({
         "succeeded": true, "location": "s3://bucket/etcd/b", "sha256": "aaaa",
         "copies": [{ "name": "offsite", "location": "s3://bucket/copy", "backupTime": "2026-01-01T00:00:00Z" }],

@@ -87,8 +87,8 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     let (requests, observation) = observed(&restore(), SHA).await;
     let serves = matches!(observation.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", observation.snapshot);
-    // For a restore that is not aborted, the operator sends three requests: for the member list, for the status and for
-    // the hash.
+    // For a restore that is not aborted, the operator sends three requests to the seed's etcd: for the member list, for
+    // the status and for the hash.
     assert_eq!(requests, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =

@@ -344,7 +344,7 @@ fn seed_of_restore_to_point_gets_base_and_revision() {
     };
     let replay = start.settings.replay.unwrap();
     assert_eq!((replay.base.as_str(), replay.revision), ("10-ab", 17));
-    // Without a point, the seed replays no changes.
+    // Without a point in time, the seed replays no changes.
     let pod = built_up_to(cluster, &with_secret(), (false, None), None);
     let crate::seed::Command::Start(start) = parsed(&pod, "containers") else {
         panic!("the command is not start")

@@ -78,7 +78,7 @@ fn security_contexts() -> Vec<(&'static str, Value)> {
     vec![
         ("securityContext", json!({ "runAsUser": 0 })),
         ("securityContext", json!({ "runAsNonRoot": false })),
-        // Without a user in the security context, the image determines the user.
+        // This security context sets no user. The image would then determine the user, which may be root.
         ("securityContext", json!({ "fsGroup": 2000 })),
         (
             "securityContext",
@@ -235,7 +235,8 @@ fn invariant_27_harmless_recorded_spec_is_accepted() {
         let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
         assert_eq!(accepted, Ok(spec(&recorded)));
     }
-    // The spec sets no security context of the pod, so the operator's default applies.
+    // The recorded spec sets a security context only for the container. The pod gets the operator's default, so the
+    // spec is accepted.
     let container = pod(
         "containerSecurityContext",
         &json!({ "readOnlyRootFilesystem": true }),

@@ -270,7 +270,7 @@ impl World {
         }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
-            // After the handover, the cluster operator creates the pod on the existing volume.
+            // After the handover, the cluster operator creates a missing pod on the volume of the seed.
             if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
@@ -332,8 +332,8 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // After the deletion, the next cluster may get another backup, because a user may change the spec.
-                // Therefore the backups of the earlier seeds are forgotten.
+                // A user may change the spec, so the next EtcdCluster may be restored from another backup. Therefore
+                // `seeds_of` forgets the backups of the earlier seeds.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -366,8 +366,8 @@ impl World {
                     } else {
                         cluster.is_old_complete()
                     };
-                    // The cluster operator deletes objects that belong to no member. Here, these are the Service and
-                    // the volume of the seed.
+                    // Without the lock and before the cutover, the seed is not a member, so the cluster operator
+                    // deletes its Service and its volume.
                     if !cluster.lock && !cluster.has_cut_over() && self.in_place {
                         (cluster.service, cluster.volume) = (None, None);
                     }
@@ -442,7 +442,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // At this time, the time limits of all reported problems have passed.
+        // All problems were reported at `epoch()`. Five minutes later, their time limits have passed.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);

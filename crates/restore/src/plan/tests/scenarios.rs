@@ -209,7 +209,7 @@ fn restore_records_backup_before_using_it() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // After a restart of the operator, a newer backup exists. The restore continues with the recorded backup.
+    // A newer backup (2) exists now. The restore continues with the recorded backup (1).
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
@@ -239,8 +239,8 @@ fn restore_prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // With volumes, the PersistentVolumeClaim is created before the pod. Seeds of coreos/etcd-operator never used the
-    // volumes of the cluster (defect 7).
+    // With volumes (`durable`), the PersistentVolumeClaim is created before the pod. The seeds of coreos/etcd-operator
+    // never used the volumes of the cluster (defect 7 in docs/conformance.md).
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -385,7 +385,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The object of the deleted pod may exist until the kubelet confirms the deletion.
+            // Until the kubelet confirms the deletion, the object of the deleted pod exists, and the restore waits.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -575,7 +575,8 @@ fn deletion_of_restore_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover, the handover is completed before the EtcdRestore is deleted.
+    // After the cutover, the restore completes the handover, and only then removes the finalizer of the deleted
+    // EtcdRestore.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

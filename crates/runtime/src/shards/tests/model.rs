@@ -143,7 +143,7 @@ impl World {
     /// Returns true if the process ends.
     fn send(&mut self, process: &mut Process) -> bool {
         if self.faults && self.chance(10) {
-            // The next request is delayed, in a few cases for longer than a Lease without renewals is held.
+            // The next request is delayed, in a few cases for longer than a Lease is valid without a renewal.
             let most = if self.chance(20) { 40_000 } else { 4000 };
             let latency = self.random.random_range(0..most);
             process.rests_until = self.now + Duration::from_millis(latency);

@@ -72,7 +72,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
         let mut ring = Ring::new("a", "etcd-operator", 4);
         let held = record("etcd-operator", 1, Some(holder));
         assert_eq!(ring.join(&held, &none, RENEWS, begin), Join::Wait);
-        // A renewal changes the version, so the wait for the expiry begins again.
+        // The holder has renewed the Lease (version 2), so the wait for the expiry begins again.
         let renewed = record("etcd-operator", 2, Some(holder));
         let now = begin + DURATION;
         assert_eq!(ring.join(&renewed, &none, RENEWS, now), Join::Wait);
@@ -85,7 +85,7 @@ fn invariant_40_other_number_of_shards_waits_for_lease() {
     let released = record("etcd-operator", 1, None);
     let joined = ring.join(&released, &none, RENEWS, begin);
     assert_eq!(listed(joined), ["a"]);
-    // If the operator's Lease has no holder, a replica that holds a shard has lost the shard.
+    // A replica that holds a shard does not take the operator's Lease, even if this Lease has no holder.
     let held = slots(&[State::Held, State::Free, State::Free, State::Free]);
     assert_eq!(ring.join(&released, &held, RENEWS, begin), Join::Wait);
 }
@@ -117,7 +117,7 @@ fn invariant_40_entry_of_replica_never_repeats() {
     for _ in 0..2 {
         let mut ring = Ring::new("a", "etcd-operator", 2);
         for _ in 0..3 {
-            // The entry is missing in this Lease.
+            // This Lease has no entry of replica `a`.
             let lease = record("etcd-operator", 1, Some("shards/2"));
             let Join::List(replicas) = ring.join(&lease, &none, RENEWS, now) else {
                 panic!("the replica is not listed");
@@ -138,7 +138,7 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     assert!(!ring.may_hold(begin), "nothing was renewed");
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
-    // After a slow beat, no shard may be held.
+    // If the last renewal began at least `RENEWAL_LIMIT` ago, no shard may be held.
     assert!(ring.may_hold(begin + RENEWAL_LIMIT.saturating_sub(SECOND)));
     assert!(!ring.may_hold(begin + RENEWAL_LIMIT));
     assert_eq!(ring.deadline(&slots(&[State::Free; 2])), None);

@@ -38,9 +38,9 @@ impl World {
         self.is_delayed = false;
         let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // If the EtcdRestore has no finalizer, the process removes the lock at once after it has set the lock.
+            // If the EtcdRestore has no finalizer, the delayed process sets the lock and removes it at once.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
-            // Kubernetes deletes an EtcdCluster whose owner does not exist.
+            // Kubernetes deletes an EtcdCluster whose owner, the EtcdRestore, does not exist.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
             _ => {}
         }
@@ -54,15 +54,16 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // Before some actions, the process reads the EtcdRestore and the EtcdCluster again. `recorded` and
-        // `is_where_it_was` are the results of these checks.
+        // Before some actions, the process reads the EtcdRestore and the EtcdCluster again. `recorded` is true if the
+        // recorded backup is unchanged. `is_where_it_was` is true if the EtcdCluster, its lock and its cluster ID are
+        // unchanged.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // These objects have the UID of the EtcdCluster in an owner reference. If the UID is outdated, Kubernetes
-            // deletes the objects.
+            // The Service and the PVC name the UID of the EtcdCluster in an owner reference. If this EtcdCluster no
+            // longer exists, Kubernetes deletes the two objects, so the model rejects the action.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {

@@ -69,7 +69,8 @@ impl World {
                     uid: stamp,
                     of,
                     checks_sha256,
-                    // While old members exist, the seed's pod has no labels of the cluster.
+                    // In a restore in place (`old` is not empty), the seed's pod is created without the labels of the
+                    // cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });
@@ -151,8 +152,8 @@ impl World {
                 cluster.bootstrap = true;
             }
             Action::ReleaseLock => {
-                // Invariant 10: the status of the EtcdCluster contains everything that the cluster operator needs
-                // before the lock is removed.
+                // Invariant 10: before the lock is removed, the status of the EtcdCluster contains the cluster ID and
+                // the bootstrap record, which the cluster operator needs.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "the lock is released without a record of the new cluster"

@@ -262,7 +262,7 @@ proptest! {
 /// The message of the check that detects the mistake, or an empty text.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // The model finds the rarest mistake after about 500 cases.
+        // The rarest mistake is found after about 500 cases.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,

@@ -166,7 +166,8 @@ fn cluster_locked_by_another_restore_is_rejected() {
     });
     snapshot.source = Source::Ready(Box::default());
     let rejection = |restore: EtcdRestore| {
-        // The rejected restore has its finalizer, because it was about to set the lock.
+        // The rejected restore may have set its finalizer, because it was about to set the lock. It removes the
+        // finalizer first.
         check(
             &with_finalizer(restore.clone()),
             &snapshot,
@@ -181,11 +182,12 @@ fn cluster_locked_by_another_restore_is_rejected() {
     };
     let begun = rejection(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
-    // The rejected spec already contains `overwrite: true`, so the message says when a new EtcdRestore can start.
+    // The spec already contains `overwrite: true`, so the message does not ask for it, but says when a new EtcdRestore
+    // can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // The restore was rejected after it had handed its cluster over, so the message must not claim that nothing was
-    // changed.
+    // This restore had already handed its cluster over when another restore locked the cluster, so the message must not
+    // claim that nothing was changed.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -208,7 +210,7 @@ fn finalizer_is_removed_from_rejected_restore() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // If the status reports the rejection first, the finalizer is removed afterwards.
+    // The finalizer is also removed if the condition Failed already reports the rejection.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -385,7 +387,7 @@ fn restore_recreates_seed_lost_at_cutover() {
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
     // After the old members have stopped, clients may have written to the seed, so its pod is created again only on its
-    // volume.
+    // existing volume.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
 }
@@ -421,7 +423,8 @@ fn seed_loss_after_cutover_fails_restore_with_remedy() {
                 panic!("{action:?}");
             };
             assert!(trouble.message.contains("spec.overwrite: true"));
-            // After the failure is recorded, the cluster is handed over.
+            // After the status records the failure, the cluster is handed over. A seed's pod that has not joined joins
+            // first.
             let mut failed = verified_seed();
             failed.status.as_mut().unwrap().abandoned = Some(AbandonedStatus {
                 reason: "SeedFailed".into(),
@@ -534,8 +537,8 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the cluster operator replaces a pod that has joined. The restore replaces
-    // only a pod that has not joined, on its volume.
+    // After the old members have stopped, the restore replaces an ended pod only if the pod has not joined and its data
+    // is on a volume. The cluster operator replaces a pod that has joined. Without a volume, the restore fails.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {

@@ -42,8 +42,8 @@ fn missing_storage_abandons_restore_only_before_cutover() {
     for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover, a user deletes the seed's volume. The restore reports the missing storage, but is not
-    // abandoned.
+    // After the cutover, a user deletes the seed's PersistentVolumeClaim, and no volume is provided for the new one.
+    // The restore reports the missing storage, but is not abandoned.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
         snapshot.seed.pvc = Child::Present;
@@ -89,8 +89,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // A restore into a new cluster waits for storage. After the cutover, a restore in place is not abandoned
-    // (invariant 9).
+    // Two restores wait for storage, and are not abandoned: a restore into a new cluster, and a restore in place after
+    // its cutover (invariant 9).
     let new = reporting(intended(), &failed, missing);
     let created = locked_with(Pod::Absent, Serving::NotRead);
     let verified = reporting(verified_seed(), &failed, missing);
@@ -133,7 +133,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // A problem other than missing storage abandons the restore at once.
+    // For a problem other than missing storage, the restore is abandoned at once.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

@@ -172,11 +172,11 @@ fn seed_pod_on_terminating_volume_is_kept() {
 fn recreated_volume_does_not_count_as_restored_data() {
     let restore = verified_seed();
     let on_volume = |pod| durable(&cut_over(&[], pod), Child::Present);
-    // The new pod reads the volume. The cluster is handed over only after the report of this pod.
+    // A new pod is created on the volume, and the cluster is handed over only after this pod has reported its data.
     check(&restore, &on_volume(Pod::Absent), &Action::CreatePod);
     let fetching = pod_with(|pod| (pod.restored, pod.verified) = (None, false));
     check(&restore, &on_volume(fetching), &Action::Nothing);
-    // An earlier pod may have left other data on the volume, which `--sha256` does not check.
+    // `--sha256` does not check data that an earlier pod has left on the volume, so a pod without a report is replaced.
     let unreported = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         (pod.report_lost, pod.checks_sha256) = (true, true);
@@ -298,7 +298,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // A faulty seed that has not joined does not stop the old members.
+    // If the pod of a seed that has not joined reports a problem, the old members are not stopped.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -315,7 +315,7 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
-        // The other backup, which the pod fetches, does not exist.
+        // The backup that the pod fetches (`s3://b/2`) does not exist.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
@@ -337,7 +337,8 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover, the volume of the seed is kept. The operator replaces only the pod, or reports the problem.
+    // After the cutover, the volume of the seed is kept. A pod that fetches another backup is replaced. A pod whose
+    // data is another backup is only reported.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
