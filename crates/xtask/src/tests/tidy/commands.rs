@@ -401,7 +401,7 @@ fn chart_values_named_in_documents_exist() {
 /// names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
-    // A match after a dot is no name of the API: `kubectl get` prints an object as
+    // A match after a dot is no annotation, label or finalizer: `kubectl get` prints an object as
     // `etcdcluster.etcd.database.coreos.com/NAME`.
     let prefixes = text.match_indices(PREFIX);
     let prefixes = prefixes.filter(|(at, _)| !text[..*at].ends_with('.'));
