@@ -207,8 +207,8 @@ pub(crate) async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped before the pod fails, because a process with the previous failpoint could make
-            // the next write without a crash.
+            // The operator is stopped before the pod of the seed fails. A process with the previous failpoint could
+            // make the next write without a crash.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

@@ -171,8 +171,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log. The
-        // small value makes this fast.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log, so
+        // that etcd saves a snapshot of the log. The small value makes this fast.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
@@ -197,8 +197,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted since the upgrade to 3.6, so the Raft log contains requests of the API
-        // v2.
+        // Invariant 29: the members have not restarted since the upgrade to 3.6, so the Raft log contains requests of
+        // the API v2. etcd 3.7 cannot read such requests.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
