@@ -328,7 +328,8 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // `recv_timeout` waits until both threads that read the output have ended, at most for `LAST_OUTPUT`.
+            // Each of the two threads that read the output holds a sender. `recv_timeout` returns when both threads
+            // have ended, at the latest after `LAST_OUTPUT`.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })

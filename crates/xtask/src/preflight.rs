@@ -150,7 +150,7 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2"
     );
     // Errors of `modprobe` are ignored, because the kernel may have the module built in. The commands in `rules` fail
-    // if a module is missing.
+    // if a module that they need is missing.
     for module in [
         "br_netfilter",
         "overlay",

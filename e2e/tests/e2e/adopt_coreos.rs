@@ -199,9 +199,9 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the existing members reject a new member until DNS has the name of the new member. Its etcd
-            // exits until then, and must be restarted. The init container of the old operator waited for DNS, but the
-            // init container of this test does not.
+            // With TLS, the existing members reject a new member until DNS has the name of the new member. A rejected
+            // member exits, so its container must be restarted. The init container of the old operator waited for DNS,
+            // but the init container of this test does not.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },

@@ -90,8 +90,8 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member with a new volume replaces the removed member, and the old volume must stay for the configured
-        // time.
+        // A new member with a new volume replaces the removed member. The operator keeps the old volume for the time in
+        // `memberReplacement.keepVolumes`, and then deletes it.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,

@@ -379,8 +379,8 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // One more member than counted may have been changed, if its change began before the operator read the
-            // old version.
+            // One more member than `begun` may have been changed, because the operator may begin a change before it
+            // reads the old version in the spec.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())

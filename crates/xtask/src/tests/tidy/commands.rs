@@ -150,7 +150,8 @@ fn kind(words: &[String]) -> Option<&'static str> {
     if words.first().is_none_or(|it| it != "kubectl") {
         return None;
     }
-    // The word after `-n` is a namespace, not a resource.
+    // The word after `-n` is a namespace. The namespace `etcd` must not be taken for `etcd`, the short name of
+    // EtcdClusters.
     let pairs = words.windows(2).filter(|pair| pair[0] != "-n");
     let resources = pairs.filter_map(|pair| pair[1].split('/').next());
     let mut resources = resources.map(|word| word.trim_end_matches('s'));
