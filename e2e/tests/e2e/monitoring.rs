@@ -538,7 +538,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // This restore must fail, because the cluster `carts` exists.
+        // This restore must fail, because the cluster `carts` exists and the EtcdRestore does not overwrite it.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: carts}", path, ""))
             .await?;
