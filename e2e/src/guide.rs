@@ -111,7 +111,7 @@ impl Guide {
     pub async fn run(&mut self, env: &Env) -> Result<String> {
         let script = self.next("sh")?;
         println!("{script}");
-        // The shell functions `kubectl` and `helm` add the context of the test to each command.
+        // The shell functions `kubectl` and `helm` add the kubeconfig context of the test to each command.
         let mut prefix = String::new();
         if let Some(context) = &env.context {
             prefix = format!(

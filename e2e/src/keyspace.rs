@@ -34,8 +34,8 @@ impl Keyspace {
     /// Fails if the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // The connection is retried, because kubectl reads the endpoints of the Service only once, and the Service
-        // has no endpoint until the operator has recorded the cluster ID.
+        // The connection is retried: kubectl reads the endpoints of the Service only once, and the operator lets the
+        // Service select pods only after it has recorded the cluster ID.
         until(
             "the client Service reaches a pod",
             SERVICE_TIMEOUT,
@@ -341,8 +341,8 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // The first response confirms the creation of the watch. If the start revision is compacted, etcd cancels the
-        // watch with the second response.
+        // The first response only confirms that the watch was created. If the start revision is compacted, etcd cancels
+        // the watch in the second response.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),

@@ -92,7 +92,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // Secrets of Helm are skipped, because they contain only the chart, which is public.
+        // The Secrets in which Helm stores a release are skipped, because the chart and its values are not secret.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -169,8 +169,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop above ignores metrics that cannot be read. This call fails if the metrics of the cluster operator cannot
-    // be read.
+    // The loop above skips pods whose metrics cannot be read. This call fails if the metrics of the cluster operator
+    // cannot be read, so that at least these metrics are searched.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }

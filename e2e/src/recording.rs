@@ -330,7 +330,8 @@ mod tests {
         let keys = [
             key(11, 15, "b0", "s1"),
             key(16, 20, "s1", "s2"),
-            // The segment `s3` contains a gap and no revision, so its last revision precedes its first.
+            // The segment `s3` contains only a record of a gap, and no transaction. Its last revision is therefore less
+            // than its first revision.
             key(21, 20, "s2", "s3"),
         ];
         let segments: Vec<Segment> = keys.iter().filter_map(|key| segment(key)).collect();

@@ -88,8 +88,8 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        // DELETE is not retried, because it could delete a new object with the same name. POST is not retried,
-        // because it could create a second object.
+        // DELETE and POST are not retried: a retry of DELETE could delete a new object with the same name, and a retry
+        // of POST could create a second object.
         if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }

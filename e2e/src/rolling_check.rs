@@ -62,7 +62,7 @@ impl RollingCheck {
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // The time limit is so long that it never ends the watch, because [`Self::finish`] aborts this task.
+            // [`Self::finish`] aborts this task long before the time limit of the watch.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -85,8 +85,8 @@ impl RollingCheck {
     /// # Errors
     /// Fails if a member was terminated before all members were ready, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The watch may lag behind the API server. The loop waits until the watch has reported the same pods that a
-        // list returns.
+        // The watch may lag behind the API server. The loop waits until the watch has reported the pods that a list
+        // returns.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",

@@ -110,8 +110,8 @@ impl Sandbox {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // Status 409 means that an earlier attempt, whose response was lost, created the namespace, because
-                // its name is unique.
+                // The name of the namespace is unique. Status 409 therefore means that an earlier attempt has created
+                // the namespace, and that the response to this attempt was lost.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
@@ -323,14 +323,15 @@ impl Sandbox {
     /// Deletes the cluster-scoped policies of the release, and requests the deletion of the namespace without waiting
     /// for it.
     pub async fn delete(&self) {
-        // Bindings are deleted before policies, because a policy without a binding rejects nothing.
+        // Bindings are deleted before policies. If the test stops between the two calls, only policies without a
+        // binding remain, which reject nothing.
         self.delete_policies::<ValidatingAdmissionPolicyBinding>()
             .await;
         self.delete_policies::<ValidatingAdmissionPolicy>().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let what = format!("the deletion of namespace {} is accepted", self.namespace);
-        // The deletion is retried, because the namespace may contain a protected cluster after a failed test. The API
-        // server rejects the deletion until it has noticed that the policies are deleted.
+        // The deletion of the namespace is retried: after a failed test, the namespace may contain a protected cluster.
+        // The API server then rejects the deletion until it has noticed that the policies are deleted.
         let deleted = until_allowed(&what, POLICY_DELAY, async || {
             let params = DeleteParams::default();
             match namespaces.delete(&self.namespace, &params).await {

@@ -465,7 +465,8 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // The time limit is longer than that of a write, because the attempt may first have to open a forwarded port.
+    // This time limit is longer than `WRITE_TIMEOUT`, because the attempt may have to open a forwarded port before it
+    // writes.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

@@ -114,7 +114,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // clap also returns `--help` as an error, so the exit code depends on `use_stderr`: only invalid options
+            // clap also returns an error for `--help`. `use_stderr` is false for this error, so only invalid options
             // fail.
             Err(message) => {
                 message.print().context("cannot write")?;
@@ -153,7 +153,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // `--help` needs no cluster, so the program runs without the testbed.
+    // `--help` needs no cluster, so the testbed is not started.
     if options
         .args
         .iter()
@@ -377,7 +377,7 @@ pub(crate) fn end_cluster(early: &Early, place: &Where) {
             "the testbed stays up; use it with `eval \"$(cargo xtask testbed env)\"`, stop it with `cargo xtask testbed down`",
         );
     } else if let Err(error) = testbed::down() {
-        // The error is only printed, so that it does not replace the result of the command.
+        // The error is printed and not returned, so that it does not replace the result of the command.
         progress::say(&format!("cannot take down the testbed: {error:#}"));
     }
 }

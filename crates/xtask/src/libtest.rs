@@ -57,8 +57,8 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // The JSON of libtest may start in the middle of the line, because the test program may have printed a text
-    // without a line break.
+    // The JSON of libtest may begin in the middle of `line`, because the test program may have printed text without a
+    // line break before it.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;

@@ -250,8 +250,7 @@ mod tests {
         let written = write(&image, "r/x:1", &others, &file).unwrap();
         assert_eq!(written.architectures, [architecture(), "other"]);
         assert_eq!(read(&file).unwrap().manifests.len(), 2);
-        // The archive `file` already contains this architecture, so it cannot be added to another image of this
-        // architecture.
+        // `image` and the image in `file` have the same architecture, so no image index can contain both.
         let twice = write(&image, "r/x:1", &[file], &dir.path().join("b.tar"));
         let error = twice.unwrap_err().to_string();
         assert!(error.contains(architecture()), "{error}");
@@ -263,8 +262,8 @@ mod tests {
         let file = dir.path().join("image.tar");
         write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        // The damage is in a blob: only the first two files of the archive are not blobs, and the last `}]` comes
-        // after them.
+        // The first two files of the archive are not blobs. The last `}]` comes after these two files, so the damaged
+        // byte is in a blob.
         let at = bytes.windows(2).rposition(|pair| pair == b"}]").unwrap();
         bytes[at] = b' ';
         fs::write(&file, bytes).unwrap();

@@ -328,12 +328,13 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // `recv_timeout` waits until both threads that read the output have ended, at most for `LAST_OUTPUT`.
+            // Each of the two threads that read the output holds a sender. `recv_timeout` returns when both threads
+            // have ended, at the latest after `LAST_OUTPUT`.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // An error is ignored, because the receiver is dropped only after a panic of its thread.
+    // An error is ignored, because `send` fails only if the thread of the receiver has panicked.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -471,7 +472,8 @@ mod tests {
     #[test]
     fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
-        // A job without an expected duration counts with the mean of the other jobs.
+        // A job without an expected duration counts with the mean of the other jobs, 15 s. The three jobs then need 45
+        // s in two slots.
         assert_eq!(
             pool(&[Some(10), Some(20), None]).left(),
             Some(Duration::from_millis(22_500))

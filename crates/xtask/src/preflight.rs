@@ -149,7 +149,8 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
         && {program} -t nat -A TRY -p tcp -j DNAT --to-destination {target} \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2"
     );
-    // Errors of `modprobe` are ignored, because a module may be built into the kernel.
+    // Errors of `modprobe` are ignored, because the kernel may have the module built in. The commands in `rules` fail
+    // if a module that they need is missing.
     for module in [
         "br_netfilter",
         "overlay",
@@ -227,7 +228,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount exists only in the mount namespace of `unshare`, so it ends with the command.
+    // The mount exists only in the mount namespace of `unshare`, so the kernel removes the mount when the command ends.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();

@@ -114,8 +114,8 @@ const MODULES: &[Module] = &[
         }],
     },
     // Tests of updates within a minor release use this older patch release. etcdctl and etcdutl are not built, because
-    // no test restores a backup into this release. The name has another prefix than `etcd-3`, by which tests find the
-    // other releases.
+    // no test restores a backup into this release. The name does not begin with `etcd-3`, because tests find the newest
+    // patch release of each minor release by this prefix.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -132,8 +132,8 @@ const MODULES: &[Module] = &[
         name: "etcd-3.7",
         builds: ETCD,
     },
-    // Tests of the migration use this etcd version of coreos/etcd-operator. The name has another prefix than
-    // `etcd-3`, so that other tests do not use this version, which the project does not support.
+    // Tests of the migration from coreos/etcd-operator use etcd 3.3, which clusters of that operator run. The name does
+    // not begin with `etcd-`, so that other tests do not use etcd 3.3. The project does not support this version.
     Module {
         name: COREOS_ETCD,
         builds: &[
@@ -166,7 +166,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // porcupine checks that the operations of `cargo xtask soak` are linearizable.
+    // `linearize` checks with the library porcupine that the operations of `cargo xtask soak` are linearizable.
     Module {
         name: "linearize",
         builds: &[Build {
@@ -390,7 +390,8 @@ fn build(module: &Module, flags: &str, source: &Path, folder: &Path) -> Result<(
 }
 
 fn go_version() -> Result<String> {
-    // The command runs in the folder of a module, because its `go.mod` can select another version of Go.
+    // The command runs in the folder of the module `node`, because the `go.mod` of a module can select another version
+    // of Go.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
         .context("Go is missing or too old: install Go 1.21 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
@@ -459,7 +460,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             KUBE => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // `etcdctl` and `etcdutl` are linked only from the newest etcd release.
+            // `etcdctl` and `etcdutl` are built for several etcd releases, but linked only from the newest release.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

@@ -64,8 +64,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     shell::output(&mut build)?;
     let mut check = Command::new(&hyperlink);
-    // The link checker writes to standard error, because this command prints only the folder of the site to standard
-    // output.
+    // The output of the link checker goes to standard error, because `cargo xtask site` prints only the folder of the
+    // site to standard output.
     check.arg("--check-anchors").arg(&out).stdout(io::stderr());
     shell::inherit(&mut check).context("the site has dead links")?;
     progress::say("the site is in");
@@ -87,8 +87,8 @@ fn check_out(folder: &Path) -> Result<()> {
 
 /// Serves the site. Each changed page is copied again, because mdBook watches only the copies.
 fn serve(mdbook: &Path, work: &Path, options: &Options) -> Result<()> {
-    // An empty .gitignore in `work` makes mdBook watch its files. mdBook ignores files that a .gitignore excludes,
-    // and the .gitignore of the checkout excludes the target directory, which contains `work`.
+    // An empty .gitignore in `work` makes mdBook watch the files in `work`. mdBook ignores files that a .gitignore
+    // excludes, and the .gitignore of the checkout excludes the target directory, which contains `work`.
     let ignored = work.join(".gitignore");
     fs::write(&ignored, "").with_context(|| ignored.display().to_string())?;
     let copies = work.to_path_buf();

@@ -216,8 +216,8 @@ impl Run {
             .map(previous::find)
             .transpose()?;
         thread::scope(|scope| {
-            // The programs of the testbed are built during the compilation, because on a new machine each of them
-            // takes minutes.
+            // The programs of the testbed are built while cargo compiles the tests, because on a new machine both
+            // builds take minutes.
             let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
             let compiled = self.stage(COMPILE, |_| compile(options, commit.as_ref()))?;
             let is_needed = compiled.needs_previous();
@@ -232,7 +232,8 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Unit tests also need the programs of the testbed, because many of them start real servers.
+                    // Even without a testbed, unit tests need the programs of the testbed, because many unit tests
+                    // start real servers.
                     programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -241,8 +242,8 @@ impl Run {
                 return Ok(());
             }
             let earlier = match &commit {
-                // The build of the previous commit runs after the unit tests, because it overwrites the program of
-                // the operators, which unit tests use.
+                // The previous commit is built after the unit tests, because this build overwrites the program of the
+                // operators, which unit tests use.
                 Some(Commit::Found(commit)) if is_needed => {
                     Some(self.stage(EARLIER, |_| previous::build(commit))?)
                 }
@@ -250,7 +251,7 @@ impl Run {
             };
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The image is built in this stage, because the next stage loads it into the nodes.
+                // The image is built while the testbed starts. The next stage loads the image into the nodes.
                 let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;

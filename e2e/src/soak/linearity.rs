@@ -51,7 +51,7 @@ pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -
             )
         })?;
     let mut input = child.stdin.take().context("stdin is piped")?;
-    // This write cannot block, because the checker reads all its input before it prints.
+    // The checker reads its whole input before it prints, so this write cannot block on a full output pipe.
     let written = input.write_all(lines(operations)?.as_bytes()).await;
     drop(input);
     let output = child.wait_with_output().await?;

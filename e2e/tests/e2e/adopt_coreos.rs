@@ -107,7 +107,7 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // Kubernetes 1.21 and later publish unready addresses because of this field, and earlier versions because of
+        // Kubernetes 1.21 and later publish unready addresses only because of this field. Earlier versions also read
         // the annotation above.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
@@ -199,9 +199,9 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, the existing members reject a new member until DNS has its name, so etcd exits until then and
-            // must be restarted. The init container of the old operator waited for DNS, but the init container of this
-            // test does not.
+            // With TLS, the existing members reject a new member until DNS has the name of the new member. A rejected
+            // member exits, so its container must be restarted. The init container of the old operator waited for DNS,
+            // but the init container of this test does not.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -377,9 +377,10 @@ pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) 
     })
     .await?;
     let writer = if matches!(form, Form::Tls) {
-        // The certificate contains each DNS name with and without the cluster domain, as the old operator required. A
-        // member with TLS appends the cluster domain to the names in the certificate of a peer, and looks them up in
-        // DNS (`isHostInDNS` in etcd's `client/pkg/transport`).
+        // As the old operator required, the certificate contains the names of the pods with the cluster domain too. A
+        // member with TLS asks DNS for the names of a peer's IP address. These names contain the cluster domain, and
+        // one of them must match a name in the certificate of the peer (`isHostInDNS` in etcd's
+        // `client/pkg/transport`).
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;

@@ -18,7 +18,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
         // The test deletes the pods immediately, and then gracefully. In a graceful deletion, the leader has time to
-        // transfer its leadership, and members wait for their clients.
+        // transfer its leadership, and members wait for open requests of their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -73,8 +73,8 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports the lost quorum without a remedy. The operator names the EtcdRestore only
-                // after the API server has removed the pods.
+                // The first report of the lost quorum names no remedy. The operator names the EtcdRestore only after
+                // the API server has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"

@@ -31,7 +31,7 @@ pub(crate) async fn member_dies_during_outage(
     testbed.kill_node(node_of(victim)).await?;
     serve(writers, 50).await?;
     testbed.await_containers_stopped(&operator).await?;
-    // The cluster must serve clients while the API server is stopped.
+    // The cluster must serve clients while neither the API server nor the operator runs.
     serve(writers, 10).await?;
     testbed.start_daemon("kube-apiserver").await?;
 

@@ -134,7 +134,7 @@ async fn password_changes_and_backup_keeps_its_own(
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
     // The Secret contains the second password, but the restored cluster has the first password. The EtcdRestore must
-    // report that the passwords differ.
+    // report this difference.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);

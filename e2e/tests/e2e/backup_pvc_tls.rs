@@ -36,8 +36,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // The EtcdBackup `by-name` names the cluster, so it uses the cluster's Secrets. The EtcdBackup `by-endpoint`
-        // names an endpoint and its own Secrets.
+        // The EtcdBackup `by-name` names the cluster, so the operator uses the Secrets of the cluster. The EtcdBackup
+        // `by-endpoint` names no cluster: it contains the URL of the client Service and the names of two Secrets.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
@@ -56,8 +56,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // The EtcdBackup `refused` has no password, so etcd denies access. The EtcdBackup must report this error of
-        // its backup pod.
+        // The EtcdBackup `refused` names no Secret with a password, so etcd denies access to its backup pod. The
+        // EtcdBackup must report this error.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

@@ -212,7 +212,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
     let bytes = field(done, "/status/progress/bytes").as_i64();
     let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
-    // The expected values are integers, because the metrics endpoint prints them without a decimal point.
+    // The operator exports these metrics as integers.
     let expected = [
         ("size_bytes", bytes),
         ("progress_bytes", bytes),

@@ -122,8 +122,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster `s` has a schedule in its spec. The test creates it first, so that its backups are made during
-        // the other steps.
+        // The cluster `s` has a schedule in its spec. The test creates this cluster first, so that its backups are made
+        // during the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -134,8 +134,8 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
         drop(keys);
         step("apply retention", keeps_newest(sandbox)).await?;
-        // The CronJob is created here and checked in the last step, because Kubernetes takes up to a minute to start
-        // its Job.
+        // The CronJob is created here, and its Jobs are checked in the last step, because Kubernetes takes up to a
+        // minute to start the first Job.
         let jobs = step("create a CronJob", create_cron_job(sandbox)).await?;
         step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
         let returned = returns_from_own_backup(sandbox, written);
@@ -433,8 +433,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket must contain the new backup with its manifest, two old backups that retention keeps, and the
-            // objects of other software.
+            // The bucket must contain the new backup with its manifest, two old backups (without manifests) that
+            // retention keeps, and the objects of other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

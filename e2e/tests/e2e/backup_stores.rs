@@ -80,8 +80,8 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // The Secret names the server of the testbed as endpoint, because the operator sends tokens only to Google or to
-    // the endpoint in the Secret.
+    // The Secret contains the URL of the testbed's server as `endpoint`, because the operator sends access tokens only
+    // to Google or to this endpoint.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?

@@ -249,8 +249,8 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
 #[tokio::test]
 async fn changes_wait_for_backup_or_waiver() {
     scenario("before_upgrade", async |sandbox| {
-        // `old` is the newest 3.5 release on the nodes, because the verification needs an image with etcdutl. The image
-        // of the older 3.5 release on the nodes has no etcdutl.
+        // `old` is the newest 3.5 release, because the verification of a backup needs an image with etcdutl. The older
+        // 3.5 release on the nodes has an image without etcdutl.
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;

@@ -129,7 +129,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // The schema accepts the version 3.2.13, and the operator must report this version in a condition.
+    // The schema accepts the version 3.2.13, which this release does not support. A condition must name this version.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {

@@ -68,7 +68,7 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // While the two releases share the CRDs, each of them can be upgraded.
+    // While the two releases share the CRDs, each release can be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
@@ -84,8 +84,8 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // `--force-conflicts` is needed, because kubectl has set the label above, and Helm would otherwise not overwrite
-    // the value of another client.
+    // `--force-conflicts` is needed, because kubectl is the field manager of the label above. Without this flag, Helm
+    // does not overwrite the value of another field manager.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
@@ -130,8 +130,8 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
-            // The second release is uninstalled before its namespace is deleted, because its ClusterRoles are
-            // cluster-scoped and would outlive the namespace.
+            // The second release is uninstalled before its namespace is deleted, because the ClusterRoles of the
+            // release are cluster-scoped and would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
             let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;

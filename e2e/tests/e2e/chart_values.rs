@@ -143,7 +143,8 @@ async fn manages(sandbox: &Sandbox) -> Result<()> {
     let manifest = cluster_with(&sandbox.env, "c", 1, policy)?;
     sandbox.apply(&manifest).await?;
     sandbox.await_members("c", 1).await?;
-    // The NetworkPolicy of the cluster must select the operators by the labels in the values of the chart.
+    // The NetworkPolicy of the cluster must admit the operators by the pod labels that result from the values of the
+    // chart.
     let operators = json!({ "matchLabels": {
         "app.kubernetes.io/instance": RELEASE, "app.kubernetes.io/name": "shop-etcd",
     } });

@@ -235,8 +235,8 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The release of `wide` is uninstalled before its namespace is deleted, because its ClusterRoles and
-            // admission policies are cluster-scoped and would outlive the namespace.
+            // The release of `wide` is uninstalled before the namespace is deleted, because the ClusterRoles and
+            // admission policies of the release are cluster-scoped and would outlive the namespace.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

@@ -166,7 +166,8 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
     // Both restores complete if one starts after the other is complete. The later restore determines the data of the
-    // cluster. The sort puts it last: it replaced the cluster of the earlier restore, not the cluster in `before`.
+    // cluster. The sort puts the later restore last: it has replaced the cluster of the earlier restore, and not the
+    // cluster in `before`.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

@@ -26,7 +26,7 @@ mod full {
             let agent = deployment(&recording).await?;
             scale(sandbox, &agent, 0).await?;
             recording.await_agents(0).await?;
-            // Before it ends, the agent stores all changes that it has received.
+            // The agent stores all received changes before it exits, so `after` is the last stored revision.
             let after = recording.revision().await?;
             writer.await_more(50).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;

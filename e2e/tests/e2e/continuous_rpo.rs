@@ -36,7 +36,7 @@ mod full {
             let writer = Writer::start(sandbox, "c").await?;
             writer.await_more(50).await?;
             let samples = recording.sample(&writer, SAMPLES).await?;
-            // Of 100 sorted samples, the second largest is the 99th percentile.
+            // Of 100 samples in ascending order, the 99th is the 99th percentile.
             let percentile = samples[SAMPLES - 2];
             let report = format!(
                 "recovery point: median {:?}, 99th percentile {percentile:?}, maximum {:?}",

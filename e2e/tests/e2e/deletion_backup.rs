@@ -143,7 +143,8 @@ async fn waits_for_store_until_waived(sandbox: &Sandbox) -> Result<()> {
     let request = field(&waiting, "/status/backupRequest/message");
     let text = request.as_str().unwrap_or_default();
     ensure!(text.contains("does not exist"), "{request}");
-    // While the deletion waits, the operator heals the cluster, because the backup needs the data.
+    // While the deletion waits for the backup, the operator must create a deleted pod again, because the backup needs
+    // the data.
     let pods = sandbox.member_pods("w").await?;
     let [pod] = &pods[..] else {
         anyhow::bail!("{} pods", pods.len());

@@ -182,7 +182,7 @@ async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
 /// The API server accepts the deletion of clusters without protection, of the unfinished cluster of a restore, and of a
 /// namespace that contains only such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
-    // These clusters may not exist, because an earlier request of this test tries to delete all EtcdClusters.
+    // These clusters may already be deleted, because an earlier request of this test tries to delete all EtcdClusters.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())

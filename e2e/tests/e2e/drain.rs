@@ -56,8 +56,8 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
             "{ended} pods were terminated, expected {expected}"
         );
     }
-    // Members with volumes have moved to another node with their names and IDs. The members without volumes were
-    // replaced.
+    // Members with volumes have moved to another node, and have kept their names and IDs. The members without volumes
+    // were replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
     sandbox
         .kubectl(&["uncordon", &node_with_two_members])

@@ -91,7 +91,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     })
     .await?;
 
-    // The Secret keeps the old key and gets the new key. An EtcdBackup that selects neither of these keys must wait.
+    // The Secret keeps the old key and gets the new key. An EtcdBackup that selects no key of this Secret must wait.
     let two = keys_secret("keys", &[("2026", OLD_KEY), ("2027", NEW_KEY)]);
     sandbox.apply(&two).await?;
     let path = format!("{}/etcd/ambiguous", bucket.name);

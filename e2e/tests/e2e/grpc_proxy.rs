@@ -104,7 +104,8 @@ async fn shares_watches(sandbox: &Sandbox) -> Result<()> {
     for pod in proxy_pods(sandbox).await? {
         let (env, namespace, pod) = (&sandbox.env, &sandbox.namespace, pod.name_any());
         let through = Keyspace::of_tls_member(env, namespace, &pod, &identity).await?;
-        // The member list contains only the URL of the proxies, so clients that read it stay connected to the proxies.
+        // The member list from a proxy contains only the URL of the proxies, so clients that read the list stay
+        // connected to the proxies.
         let expected = format!("https://{PROXY}.{namespace}.svc:2379");
         let urls = through.client_urls().await?;
         ensure!(urls == [expected], "the proxy reports {urls:?}");

@@ -68,11 +68,11 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // The request goes to the other members, because the removed member may stop before it responds.
+        // The request never goes to the member that it removes, because this member may stop before it responds.
         let others = names(&before);
         let mut others = others.iter().filter(|name| **name != victim).cycle();
         // Each attempt calls another member. etcd refuses a removal until the called member has been connected to all
-        // voters for 5 s, and because of etcd issue 14523 one member may refuse it forever.
+        // voters for 5 s. Because of etcd issue 14523, one member may refuse the removal forever.
         until("etcd removes the member", DEADLINE, async || {
             let called = others.next().context("no other member")?;
             let words = ["exec", called, "--", "etcdctl", "member", "remove", &id];
@@ -90,8 +90,8 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member with a new volume replaces the removed member, and the old volume must stay for the configured
-        // time.
+        // A new member with a new volume replaces the removed member. The operator keeps the old volume for the time in
+        // `memberReplacement.keepVolumes`, and then deletes it.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -124,7 +124,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // If the operator removes a member because of `spec.size`, it deletes the volume of this member.
+        // The operator deletes the volume of a member that it removes because of `spec.size`.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;

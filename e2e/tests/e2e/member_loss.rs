@@ -38,7 +38,7 @@ async fn lost_member_without_volume_is_replaced() {
         }
         writer.await_more(10).await?;
         writer.finish("lost members without volumes").await?;
-        // An Event must report each change of the members.
+        // The operator must report each kind of membership change with an Event.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
                 .await_event(Kind::EtcdCluster, "c", &[reason])

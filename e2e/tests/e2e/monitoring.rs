@@ -92,8 +92,8 @@ impl<'a> Monitor<'a> {
             _ => String::from("30s"),
         };
         let groups = rules::with_times(&groups, |_| "1s".to_owned(), range);
-        // `EtcdFragmented` ignores databases below a limit. The test lowers this limit, because its databases are
-        // small.
+        // `EtcdFragmented` ignores databases below a limit. The test lowers this limit, because the databases of the
+        // test are small.
         let smaller = groups.to_string().replace("> 268435456", "> 1048576");
         ensure!(smaller.contains("> 1048576"), "{groups}");
         let groups: Value = serde_json::from_str(&smaller)?;
@@ -358,7 +358,7 @@ impl<'a> Monitor<'a> {
     /// Deletes most data of `carts`, and waits until the alert about free space fires. The alert must end after a
     /// defragmentation.
     async fn fragments(&self, labels: &[(&str, &str)], pod: &str) -> Result<()> {
-        // A new client is created, because the larger quota has restarted the member.
+        // The test connects again, because the caller has raised the quota of the cluster, which restarted the member.
         let env = &self.sandbox.env;
         let keys = Keyspace::of_cluster(env, &self.sandbox.namespace, "carts").await?;
         keys.compact(keys.delete("big/").await?).await?;
@@ -538,7 +538,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // This restore must fail, because the cluster `carts` exists.
+        // This restore must fail, because the cluster `carts` exists and the EtcdRestore does not overwrite it.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: carts}", path, ""))
             .await?;

@@ -113,8 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // The default of `memberReplacement` is restored, because with the short time of this test the
-                // operator could replace a member that moves to another node.
+                // The test restores the default of `memberReplacement`. With the short time that it set before, the
+                // operator could replace a member while the member moves to another node.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

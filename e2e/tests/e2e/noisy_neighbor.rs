@@ -106,8 +106,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The test continues the stopped processes even after a failure, because stopped processes would block the
-        // deletion of the namespace. The cluster `hanging` must become healthy.
+        // The processes get SIGCONT even after a failure, because stopped processes would block the deletion of the
+        // namespace. Then the cluster `hanging` must become healthy.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -203,8 +203,8 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // Whenever a poll finds a changed resource version, the count of reconciles starts anew, because the cluster
-        // was not idle.
+        // If a poll finds a changed resource version, the cluster was not idle, and the count of reconciles starts
+        // again at zero.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

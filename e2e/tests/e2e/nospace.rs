@@ -47,7 +47,7 @@ async fn full_database_accepts_writes_after_keys_are_deleted() {
         keys.fill("kept/", 100, |_| {}).await?;
 
         // Each write uses a new key, so that compactions free little space and the database reaches its quota. The
-        // values are small, because large values would leave free space in the file.
+        // values are small, because large values do not fit into small gaps of free pages in the database file.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let rejected = AtomicBool::new(false);

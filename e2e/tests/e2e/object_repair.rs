@@ -83,8 +83,7 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // Only the fields of an owner reference that the operator needs are compared, because the API server adds
-        // fields.
+        // Of an owner reference, only the fields that the operator needs are compared.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }

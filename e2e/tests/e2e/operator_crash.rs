@@ -110,7 +110,7 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // Each cluster must have been reconciled since `trigger_reconciles`, because the status may be older
+                // Each cluster must have been reconciled since `trigger_reconciles`. Otherwise its status may be older
                 // than this call.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {

@@ -60,7 +60,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
         )
         .await?;
 
-        // Three changes are pending: a lost member, a deleted Service, and a new size.
+        // While the cluster is paused, the test deletes the pod of a member, deletes the client Service, and sets a new
+        // size.
         let lost = follower(&before)?;
         sandbox.lose_pod("c", &lost).await?;
         let ended = format!("pod/{lost}");

@@ -101,8 +101,8 @@ async fn plugin_works_with_tls_and_authentication() {
             .await?;
         let object = sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
-        // If authentication is enabled, the plugin runs the local etcdctl through a port-forward, with the password
-        // from the Secret.
+        // Because authentication is enabled, the plugin runs the local etcdctl through a port-forward, with the
+        // password from the Secret.
         plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
         let value = plugin::run(
             sandbox,

@@ -347,8 +347,7 @@ async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
             let resource = format!("{kind:?}").to_lowercase();
             for (part, more) in [
                 ("spec", &["--field-manager=user"][..]),
-                // The test writes the status with another field manager than the spec, because a later release may
-                // write each part of the status with a field manager for this part.
+                // The test writes the status with another field manager than the spec, as a later release may do.
                 (
                     "status",
                     &["--subresource=status", "--field-manager=later-record"][..],
@@ -452,8 +451,8 @@ mod previous {
                 sandbox.print_state().await;
             }
             let repaired = step("restore the CRDs", async {
-                // The CRDs are restored even if this test has failed, because other tests need them. The release may be
-                // missing after a failure, so `helm uninstall` ignores a missing release.
+                // The CRDs are restored even if this test has failed, because other tests need them. A failed test may
+                // leave no release, so `helm uninstall` ignores a missing release.
                 let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace];
                 let uninstall = [&uninstall[..], &["--ignore-not-found", "--wait"]].concat();
                 let uninstalled = chart::helm(&sandbox.env, &uninstall).await;

@@ -189,8 +189,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The test waits until the previous process has stopped. That process does not have this failpoint, and could make
-    // the write without a crash.
+    // The previous process does not have this failpoint, and could pass this point without a crash. The test therefore
+    // waits until this process has stopped.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -207,8 +207,8 @@ pub(crate) async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped before the pod fails, because a process with the previous failpoint could make
-            // the next write without a crash.
+            // The operator is stopped before the pod of the seed fails. A process with the previous failpoint could
+            // pass the next failpoint without a crash.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

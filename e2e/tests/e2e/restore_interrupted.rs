@@ -66,7 +66,7 @@ async fn new_cluster_is_deleted(
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // If the new process continued the restore, it would crash at the same failpoint.
+    // The failpoint is still set. If the new process continued the restore, it would crash at this failpoint again.
     restart_operator(sandbox).await?;
     await_restore_deleted(sandbox, "new").await?;
     until("all objects are deleted", DEADLINE, async || {

@@ -29,7 +29,7 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
             spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
             "{name}"
         );
-        // Members have no token, because they do not use the API server.
+        // Member pods have no ServiceAccount token, because members do not use the API server.
         let is_member = pod["metadata"]["labels"]["app"] == "etcd";
         if is_member {
             ensure!(

@@ -87,7 +87,7 @@ pub(crate) async fn scope_all(operators: &Sandbox, tenant: &Sandbox) -> Result<(
     ensure_right(operators, "default", true).await?;
     is_managed(tenant, "listed", "ClusterWide", operators).await?;
     has_no_access(tenant, operators, "of-all").await?;
-    // The operator must also create objects in the tenant's namespace, here the deleted Service.
+    // The operator must have permissions in the tenant's namespace: it must create the deleted Service again.
     let services = tenant.api::<Service>();
     services
         .delete("listed-client", &DeleteParams::default())

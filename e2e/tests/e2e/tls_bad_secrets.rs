@@ -56,7 +56,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // In each of the following steps, at least one Secret is invalid, so no member may start.
+    // In each of the following steps, at least one Secret is missing or invalid, so the operator must start no member.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({

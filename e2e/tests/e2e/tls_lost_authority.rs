@@ -183,7 +183,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // The keys are read with a new certificate, because a deleted CA signed the certificate of the writer.
+    // The keys are read with a new certificate, because the CA that signed the certificate of the writer is deleted.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;

@@ -59,7 +59,7 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // A client must also reject a server with a certificate of another CA.
+    // A client that trusts only another CA must reject the member's certificate.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
@@ -114,8 +114,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // The port must accept a valid certificate of the same CA, which shows that it rejects the expired certificate
-    // only because of its validity.
+    // The port must accept a valid certificate of the same CA. This shows that the port rejects the expired certificate
+    // only because it has expired.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),

@@ -60,8 +60,8 @@ async fn tls_cluster_is_upgraded_to_newest_release_and_downgraded() {
     cluster_scenario("tls_upgrade", async |sandbox| {
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (old, middle, new) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log. The small value
-        // makes this fast.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log, so
+        // that etcd saves a snapshot of the log. The small value makes this fast.
         let durable = format!("{GENERATED}{DURABLE}  etcd: {{snapshotCount: 1000}}\n");
         sandbox.apply(&manifest("c", 3, &old, &durable)).await?;
         sandbox

@@ -65,8 +65,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // The time at which the API server stored the change is compared with `ends`, the time at which the Lease
-            // expires, because the watch may deliver the change much later.
+            // The time of the change in the API server is compared with the time `ends`, at which the Lease expires.
+            // The test does not use its own time, because the watch may deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -131,7 +131,8 @@ pub(crate) async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is deleted too, because a restarted container would have the same pod name, which holds the Lease.
+    // The pod is deleted too. A restarted container would have the same pod name, and the pod name is the holder of the
+    // Lease.
     let words = [
         "delete",
         "pod",

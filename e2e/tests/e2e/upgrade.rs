@@ -171,8 +171,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log. The
-        // small value makes this fast.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the Raft log, so
+        // that etcd saves a snapshot of the log. The small value makes this fast.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
@@ -197,8 +197,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member has restarted since the upgrade to 3.6, so the Raft log contains requests of the API
-        // v2.
+        // Invariant 29: the members have not restarted since the upgrade to 3.6, so the Raft log contains requests of
+        // the API v2. etcd 3.7 cannot read such requests.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
@@ -379,8 +379,8 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // One more member than counted may have been changed, if its change began before the operator read the
-            // old version.
+            // One more member than `begun` may have been changed, because the operator may begin a change before it
+            // reads the old version in the spec.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())

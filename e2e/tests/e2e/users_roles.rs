@@ -75,7 +75,7 @@ async fn is_created(sandbox: &Sandbox, version: &str) -> Result<()> {
     sandbox.apply(&auth::secret(ROOT)).await?;
     let more = format!("{GENERATED}  auth: {{secret: root, enabled: true}}\n");
     sandbox.apply(&manifest("c", 1, version, &more)).await?;
-    // The EtcdRoles and EtcdUsers exist before the cluster has formed.
+    // The EtcdRoles and EtcdUsers are created before the cluster has formed.
     sandbox.apply(&users()).await?;
     sandbox.await_members("c", 1).await?;
     let objects = sandbox.objects(Kind::EtcdUser);

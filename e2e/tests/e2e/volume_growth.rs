@@ -130,7 +130,7 @@ async fn rejected_volume_growth_reports_remedy() {
             )
             .await?;
             ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
-            // When the user requests the old size again, the cluster must not be degraded.
+            // When the user sets the old size again, the operator must no longer report the cluster as degraded.
             request_size(sandbox, "64Mi").await?;
             until("Degraded=False", DEADLINE, async || {
                 let object = clusters.get("c").await?;

@@ -135,8 +135,8 @@ async fn is_continued(sandbox: &Sandbox) -> Result<(String, DynamicObject)> {
     sandbox.apply(&manifest).await?;
     let kept = await_retention(sandbox).await?;
     ensure!(kept.len() == 3, "{} PVCs", kept.len());
-    // With `--cascade=foreground`, the garbage collector also deletes the dependents that block the deletion of their
-    // owner. The PVCs must not be among these dependents.
+    // With `--cascade=foreground`, the garbage collector deletes the dependents of the EtcdCluster. The PVCs must stay,
+    // because they have no owner reference.
     delete(sandbox, "--cascade=foreground").await?;
     ensure!(
         uids(&claims(sandbox).await?) == uids(&kept),

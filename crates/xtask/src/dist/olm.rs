@@ -323,7 +323,8 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The EtcdCluster gets the name that the EtcdBackup contains, so that this EtcdBackup backs up this EtcdCluster.
+    // The first example is an EtcdCluster, and the second is an EtcdBackup. The EtcdCluster gets the name in
+    // `spec.etcdCluster` of the EtcdBackup, so that the EtcdBackup backs up this EtcdCluster.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

@@ -113,7 +113,7 @@ fn deleting_objects_of_manifest_deletes_no_cluster() {
         for kind in ["CustomResourceDefinition", "Namespace", "EtcdCluster"] {
             assert!(!kinds.contains(kind), "{kinds:?}");
         }
-        // The pod of `helm test` must not be in the manifest.
+        // The chart has a pod for `helm test`. The manifest must not contain this pod.
         assert!(!kinds.contains("Pod"), "{kinds:?}");
         let namespaces = objects
             .iter()
@@ -250,9 +250,9 @@ fn operator_framework_rejects_bundle_without_crd() {
 fn operator_framework_rejects_bundle_with_wrong_version() {
     let version = published().version;
     for (from, to, expected) in [
-        // No CRD has the API version v1beta9.
+        // The ClusterServiceVersion names the API version v1beta9, which no CRD has.
         ("version: v1beta2", "version: v1beta9", "v1beta9"),
-        // `version` must be a semantic version.
+        // `spec.version` of the ClusterServiceVersion must be a semantic version, and `first` is none.
         (
             &*format!("\n  version: {version}"),
             "\n  version: first",
@@ -329,7 +329,7 @@ fn bundle_has_every_kind_with_description_and_example() {
     let examples = text(&version["metadata"]["annotations"]["alm-examples"]);
     let examples: Json = serde_json::from_str(&examples).unwrap();
     let examples = examples.as_array().unwrap();
-    // The EtcdBackup must name the EtcdCluster of the bundle.
+    // The EtcdBackup among the examples must name the EtcdCluster among the examples.
     let of = |kind: &str| examples.iter().find(|it| it["kind"] == kind).unwrap();
     let name = &of("EtcdCluster")["metadata"]["name"];
     assert_eq!(of("EtcdBackup")["spec"]["etcdCluster"]["name"], *name);
@@ -392,10 +392,11 @@ fn workflow_runs_commands_of_release_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");
-    // `gh` is moved to its own line, because `publishing_commands` reads only the beginnings of lines.
+    // On the page, the `gh` command is in the middle of a line. It gets its own line, because `publishing_commands`
+    // finds only commands at the beginning of a line.
     let page = page.replace(": `gh ", "\ngh ");
-    // The page also contains `helm install` and `helm test`, which a maintainer runs before a release and the
-    // workflow does not run.
+    // The page also contains `helm install` and `helm test`. A maintainer runs these commands before a release. The
+    // workflow does not run them.
     let mut page = publishing_commands(&page);
     page.retain(|it| {
         !["helm install", "helm test"]
@@ -465,7 +466,7 @@ fn provenance_names_files_image_commit_and_tools() {
         files: sums.to_vec(),
     };
     let statement = || provenance::statement(&release, "urn:b", &inputs, &sums).unwrap();
-    // The statement contains no time, so two builds of the same source have the same statement.
+    // The provenance statement contains no build time, so two builds of the same source have equal statements.
     assert_eq!(statement(), statement());
     let json: Json = serde_json::from_str(&statement()).unwrap();
     assert_eq!(json["_type"], "https://in-toto.io/Statement/v1");

@@ -23,7 +23,8 @@ fn older_etcd_patch_release_is_listed_first() {
         .iter()
         .filter_map(|version| version.strip_prefix("3.5.")?.parse().ok())
         .collect();
-    // The older release is older than 3.5.26, which an upgrade to 3.6 requires (`crates/api/src/version/path.rs`).
+    // The first 3.5 release is older than 3.5.26, and the second is not. An upgrade to 3.6 requires 3.5.26 or later
+    // (`crates/api/src/version/path.rs`).
     assert!(patches[0] < 26 && patches[1] >= 26, "{patches:?}");
 }
 

@@ -98,8 +98,8 @@ pub(crate) fn readable(text: &str) -> String {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // These characters of inline code are replaced, because outside of code they separate table cells or end
-            // a sentence.
+            // These characters of inline code are replaced, because in the text around the code they end a word or a
+            // sentence, separate table cells, or begin a link target.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

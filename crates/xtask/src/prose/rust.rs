@@ -45,7 +45,8 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
         in_code = was_in_code != is_fence;
         let is_separator = text.starts_with("----");
         if text.is_empty() || is_separator || is_fence || was_in_code {
-            // A blank line in a code block does not end the code block.
+            // A skipped line in a code block still counts as `previous`, so that the next line belongs to the same code
+            // block.
             previous = in_code.then_some((*line, *kind));
             continue;
         }
@@ -179,7 +180,8 @@ impl<'a> Lexer<'a> {
             is_end
         });
         let length = end.map_or(self.rest.len(), |(index, _)| index);
-        // A backslash at the end of a line continues the literal on the next line without a line break.
+        // A backslash before a line break, after which the literal continues, and the escape sequence `\n` each become
+        // a space.
         let text = self.take(length).replace("\\\n", " ").replace("\\n", " ");
         self.take(usize::from(!self.rest.is_empty()));
         Token::Literal {

@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn random_generator_matches_reference_values() {
-        // The two expected numbers come from the reference implementation with the seed 1234567.
+        // The two expected numbers come from the reference implementation of SplitMix64 with the seed 1234567.
         let mut random = Random(1_234_567);
         assert_eq!(random.next(), 6_457_827_717_110_365_317);
         assert_eq!(random.next(), 3_203_168_211_198_807_973);

@@ -33,7 +33,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     let source = work.join("src");
     let contents = read(root, CONTENTS)?;
     let listed = listed(&contents)?;
-    // `all` begins with the pages in the table of contents. The loop adds the files to which these pages link.
+    // `all` begins with the pages in the table of contents. The loop adds every file to which a page in `all` links.
     let mut all = listed.clone();
     let mut index = 0;
     while let Some(page) = all.get(index).cloned() {

@@ -37,7 +37,7 @@ pub(super) fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // Some tests need these variables, which `cargo test` would set.
+        // Some tests need the variables `CARGO_MANIFEST_DIR` and `CARGO`, which `cargo test` would set.
         vars: vec![
             json_var(),
             (

@@ -39,8 +39,9 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Symlinks are skipped, because they name a tree a second time, such as `cpu` for `cpu,cpuacct`. A
-            // mounted version 2 tree is included, because container runtimes also create groups in it.
+            // Symlinks are skipped, because they name a tree a second time, such as `cpu` for `cpu,cpuacct`. If a
+            // version 2 tree (`unified`) is mounted too, it is included, because container runtimes also create groups
+            // in this tree.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();

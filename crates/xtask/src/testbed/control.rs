@@ -204,11 +204,11 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
-        // `minSyncPeriod`: kube-proxy applies changes of Services at once, because its default of one second would be
-        // added to every measurement that waits for a Service. The value 0 would mean this default.
+        // `minSyncPeriod`: kube-proxy applies changes of Services almost at once. The default of one second would be
+        // added to every measurement that waits for a Service. The value 0 would select this default.
         //
-        // `masqueradeAll`: all pods share a bridge, so without br_netfilter a response of a pod to another pod would
-        // not pass the address translation.
+        // `masqueradeAll` is set if br_netfilter is off. All pods share a bridge, so without br_netfilter a response of
+        // a pod to another pod would not pass the address translation of the Service.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(

@@ -197,7 +197,8 @@ impl Inside {
             .arg(daemon.umask)
             .arg(self.log(&daemon.name))
             .args(&daemon.command);
-        // The shell starts the daemon and ends at once, so that the init process becomes the parent of the daemon.
+        // The shell starts the daemon in the background and ends at once, so that the init process of the testbed
+        // becomes the parent of the daemon.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
         Ok(())

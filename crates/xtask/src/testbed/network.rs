@@ -87,9 +87,9 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
     let no_dad = no_dad(addresses);
     let forwarding = match addresses.family {
         IpFamily::Ipv4 => "echo 1 >/proc/sys/net/ipv4/ip_forward",
-        // `accept_dad`: the bridge uses its link-local address to ask for the MAC address of a pod. Without this
-        // setting, the kernel first searches for a duplicate of the link-local address, which delays the first
-        // connection between pods through a Service by a second.
+        // `accept_dad`: the bridge uses its link-local address to ask for the MAC address of a pod. By default, the
+        // kernel first searches for a duplicate of this address, which delays the first connection between pods through
+        // a Service by a second.
         IpFamily::Ipv6 => {
             "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
          echo 1 >/proc/sys/net/ipv6/conf/all/forwarding

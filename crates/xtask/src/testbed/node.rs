@@ -234,7 +234,7 @@ fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
             let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
                 return false;
             };
-            // Both times are in UTC and in the format of RFC 3339, so they can be compared as text.
+            // `heartbeat` and `begun` are both in UTC and in the format of RFC 3339, so they can be compared as text.
             matches!(text.split_once(' '), Some(("True", heartbeat)) if heartbeat.trim() >= begun)
         },
     )
@@ -272,8 +272,8 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
 }
 
 fn socket(name: &str) -> String {
-    // The path is below the testbed's own /run and therefore short, because the kernel limits the length of a socket
-    // path.
+    // The kernel limits the length of a socket path. The socket is therefore in the testbed's own /run, and not in the
+    // run folder, whose path may be long.
     format!("/run/{name}/containerd.sock")
 }
 

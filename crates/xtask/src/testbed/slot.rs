@@ -60,7 +60,7 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
-        // An error is ignored, because other testbeds ignore the claim as soon as this process has ended.
+        // An error is ignored, because other testbeds ignore a claim whose process and testbed have both ended.
         let _ = fs::remove_file(claim_file(&folder, slot));
     }
 }

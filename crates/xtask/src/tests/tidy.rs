@@ -126,7 +126,7 @@ fn lengths(text: &str) -> Vec<(&str, usize)> {
             .clone()
             .find(|line| line.ends_with(['{', ';', '}']));
         if last.is_none_or(|last| !last.ends_with('{')) {
-            // The function has no body, or its whole body is on this line.
+            // The signature ends with `;` or `}`: the function has no body, or its whole body is on one line.
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -246,7 +246,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Only every second fence begins a block and can name a language, because the fence after it ends the block.
+    // Fences begin and end code blocks in turn. Only a fence that begins a block can name a language.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -297,7 +297,8 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn banned_names_of_coreos_operator_are_not_used() {
-    // coreos/etcd-operator uses such names. Comments may quote them, so the filter below skips comments.
+    // coreos/etcd-operator uses names that begin with these words. Comments may quote the names, so the filter below
+    // skips comments.
     let banned = [
         "fn get_",
         "struct ClusterManager",

@@ -119,8 +119,8 @@ impl Running {
 /// Writes random values, which do not compress, to a local etcd, and uploads its snapshot.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // The Raft log is kept short, because etcd keeps recent log entries in memory, and each entry contains a large
-    // value.
+    // The Raft log is kept short, because etcd keeps recent log entries in memory, and each entry of this test data
+    // contains a value of 1 MiB.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;

@@ -201,8 +201,9 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // `Create` always runs, because it creates the cluster for the other measurements. `Shrink` removes the
-            // members that `Grow` adds. `TenClusters` is skipped, because it runs separately.
+            // `Create` always runs, because it creates the cluster for the other measurements. `Grow` also runs if only
+            // `Shrink` is measured, because `Shrink` removes the members that `Grow` adds. `TenClusters` is skipped,
+            // because it runs separately.
             let prepares = row == Row::Create || row == Row::Grow && wanted(Row::Shrink);
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)

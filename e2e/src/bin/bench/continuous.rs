@@ -144,7 +144,8 @@ async fn measure(sandbox: &Sandbox, options: &Options, figures: &mut Figures) ->
     sandbox.apply(&manifest(sandbox)?).await?;
     sandbox.await_members(CLUSTER, SIZE).await?;
     if wanted(Part::Throughput) {
-        // The first round is not counted, because caches and files of etcd are still empty.
+        // The result of round 0 is discarded, because the caches and the database of etcd are still empty in this
+        // round.
         for number in 0..=options.rounds {
             let round = Box::pin(throughput(sandbox, &bucket, number, options.seconds)).await?;
             println!("throughput, round {number}: {round:?}");

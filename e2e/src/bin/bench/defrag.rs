@@ -135,8 +135,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // The request is repeated until etcd has compacted, because the compaction can exceed the timeout of the client.
-    // Before the compaction, too little space is free, and the operator would not defragment.
+    // The request is repeated until etcd has compacted its history, because the compaction can exceed the timeout of
+    // the client. Without the compaction, too little space would be free, and the operator would not defragment.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");

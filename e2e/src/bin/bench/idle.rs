@@ -45,8 +45,7 @@ pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> 
         "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // The measurement starts after 15 s, because until then the operator still completes work of the created
-    // clusters.
+    // The measurement starts after 15 s. Before that, the operator still completes its work for the new clusters.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let operator = operator(sandbox).await?;
     let before = usage(sandbox, &operator).await?;

@@ -178,7 +178,7 @@ async fn run(
 ) -> Result<()> {
     testbed(&subject.xtask, &["daemon", "stop", STOPPED]).await?;
     simulation.start(pods).await?;
-    // An earlier run that was killed may have left namespaces, so these are deleted first.
+    // An earlier run that was killed may have left namespaces. They are deleted before the measurements.
     load::delete_namespaces(&simulation.client).await?;
     let sizes = options.clusters.iter().copied();
     let runs = sizes.flat_map(|size| options.replicas.iter().map(move |count| (size, *count)));

@@ -116,7 +116,8 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // This Service has the name that the operator gives to a client Service.
+    // This Service has the name of the client Service that the operator would create, so that the clients of the
+    // benchmark find it.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

@@ -170,7 +170,8 @@ impl Fleet {
         if kubectl::run(env, &get).await?.trim().is_empty() {
             return Ok(());
         }
-        // These objects are deleted before the operators, because only the operators remove their finalizers.
+        // The objects of `KINDS` are deleted before the operators, because only the operators remove the finalizers of
+        // these objects.
         let words = ["delete", KINDS, "--all", OBJECTS_TIMEOUT];
         if let Err(error) = self.sandbox.kubectl(&words).await {
             println!("some objects cannot be deleted now: {error:#}");

@@ -224,7 +224,7 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
         let mut record = updated_record(fleet).await?;
         let problems = fleet.problems().await?;
         // After a fault, the objects may be reported as healthy until the operator notices the fault. Healthy objects
-        // therefore count only after the first alert, or after the time limit of all alerts.
+        // therefore count only after the first alert, or after the time limit for this alert.
         let limit = i64::try_from(ALERT_TIMEOUT.as_secs())? / i64::from(record.speedup.max(1));
         let Some(made) = record.made.last_mut() else {
             println!("No fault was made. To make a fault, run `cargo xtask drill fault`.");
@@ -298,7 +298,7 @@ fn reveal(record: &Record) {
 async fn stop(fleet: &Fleet) -> Result<()> {
     Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.delete().await?;
-    // The background process exits when its folder is deleted.
+    // The background process, which `start` has spawned, exits when the folder of the drill is deleted.
     let folder = fleet.folder();
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     println!("The drill is stopped. To stop the testbed too, run `cargo xtask testbed down`.");

@@ -335,7 +335,8 @@ async fn survives_crashes(sandbox: &Sandbox) -> Result<()> {
 /// Switches from static Secrets to cert-manager in one step, then to generated certificates, and back to cert-manager.
 async fn switches(sandbox: &Sandbox) -> Result<()> {
     sandbox.delete_cluster("c").await?;
-    // cert-manager keeps its Secrets after the deletion of the cluster. They contain certificates of other authorities.
+    // cert-manager keeps its Secrets after the deletion of the cluster. The test deletes them, because they contain
+    // certificates of other CAs.
     let secrets = ["delete", "secrets", "-l", "etcd_cluster=c"];
     sandbox.kubectl(&secrets).await?;
     let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;

@@ -74,8 +74,8 @@ fn each_alert_fires_and_ends() {
     let mut names = BTreeSet::new();
     for (_, group) in alerts.as_mapping_mut().unwrap() {
         for rule in group.as_sequence_mut().unwrap() {
-            // Annotations are removed, because promtool would compare their exact text, and this test does not check
-            // their wording.
+            // Annotations of alerts are removed, because promtool would compare their exact text, and this test does
+            // not check their wording.
             rule.as_mapping_mut().unwrap().remove("annotations");
             names.insert(rule["alert"].as_str().unwrap().to_owned());
         }

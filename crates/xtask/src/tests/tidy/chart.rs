@@ -198,7 +198,7 @@ fn chart_readme_has_every_value() {
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
-    // The table of values is at the end of the README, so everything after its heading is replaced.
+    // The table of values is at the end of the README, so everything after the line `TABLE` is replaced.
     let expected = format!("{head}{TABLE}\n{rows}");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &expected).unwrap();

@@ -150,7 +150,8 @@ fn kind(words: &[String]) -> Option<&'static str> {
     if words.first().is_none_or(|it| it != "kubectl") {
         return None;
     }
-    // The word after `-n` is a namespace, not a resource.
+    // The word after `-n` is a namespace. The namespace `etcd` must not be taken for `etcd`, the short name of
+    // EtcdClusters.
     let pairs = words.windows(2).filter(|pair| pair[0] != "-n");
     let resources = pairs.filter_map(|pair| pair[1].split('/').next());
     let mut resources = resources.map(|word| word.trim_end_matches('s'));
@@ -401,7 +402,7 @@ fn chart_values_named_in_documents_exist() {
 /// names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
-    // A match after a dot is no name of the API: `kubectl get` prints an object as
+    // A match after a dot is no annotation, label or finalizer: `kubectl get` prints an object as
     // `etcdcluster.etcd.database.coreos.com/NAME`.
     let prefixes = text.match_indices(PREFIX);
     let prefixes = prefixes.filter(|(at, _)| !text[..*at].ends_with('.'));

@@ -195,8 +195,8 @@ fn prometheus_accepts_example_configuration() {
     let example: Value = serde_yaml_ng::from_str(&fs::read_to_string(example).unwrap()).unwrap();
     let configuration = example["data"]["prometheus.yml"].as_str().unwrap();
     let mut configuration: Value = serde_yaml_ng::from_str(configuration).unwrap();
-    // The key is removed, because the promtool of Debian rejects it: Debian builds Prometheus without the discovery
-    // of Kubernetes.
+    // The key `kubernetes_sd_configs` is removed, because the promtool of Debian rejects it: Debian builds Prometheus
+    // without the service discovery of Kubernetes.
     for job in configuration["scrape_configs"].as_sequence_mut().unwrap() {
         let job = job.as_mapping_mut().unwrap();
         assert!(job.remove("kubernetes_sd_configs").is_some(), "{job:?}");

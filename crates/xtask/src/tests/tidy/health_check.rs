@@ -73,14 +73,14 @@ fn argo_cd_health_check_follows_ready_condition() {
     let stalled = condition("Stalled", "True", "InvalidSpec", "correct spec.version");
     let cases = [
         (json!({}), 1, "Progressing", unread),
-        // A new object has the observed generation -1.
+        // The CRD sets `observedGeneration` of a new object to -1.
         (
             json!({ "observedGeneration": -1 }),
             1,
             "Progressing",
             unread,
         ),
-        // The status belongs to the previous generation of the spec.
+        // The operator has written this status for generation 1, but the object has generation 2.
         (
             json!({ "observedGeneration": 1, "conditions": [condition("Ready", "True", "Ready", "m")] }),
             2,

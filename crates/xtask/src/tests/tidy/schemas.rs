@@ -91,7 +91,8 @@ impl Schema {
 
     fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
         let node = self.resolved(node);
-        // `null` is valid for every field, because in a manifest it removes the default of the field.
+        // `null` is valid for every field, because it means that the field is not set: in chart values, in a patch and
+        // in a manifest.
         if value.is_null() || is_open(node) {
             return;
         }

@@ -201,7 +201,7 @@ impl Sampler {
         let task = tokio::spawn(async move {
             loop {
                 for port in &ports {
-                    // If the request fails, the sample is skipped, because the operator is starting or stopping.
+                    // A request fails while the operator is starting or stopping. Such a sample is skipped.
                     if let Ok(page) = page(*port).await {
                         let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
                         let depth = page.sum("etcd_operator_queue_depth", "");

@@ -108,7 +108,8 @@ pub(super) fn print(all: &[Measured]) {
             tables.push((one.scenario, one.replicas));
         }
     }
-    // The tables of one scenario follow each other, because a reader compares the numbers of replicas.
+    // The tables of one scenario are printed one after another, because a reader compares different numbers of
+    // replicas.
     let first = |scenario: &str| tables.iter().position(|(other, _)| *other == scenario);
     let mut sorted = tables.clone();
     sorted.sort_by_key(|&(scenario, replicas)| (first(scenario), replicas));

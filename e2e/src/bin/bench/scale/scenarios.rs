@@ -133,7 +133,7 @@ impl Run<'_> {
         let mut all = Vec::new();
         for nth in 0..changes {
             let (value, begun) = (next_value(), Instant::now());
-            // The changes are spread over all clusters, because the factor 7919 is a prime number.
+            // The factor 7919 is a prime number, so the changes are spread over all clusters.
             load.change(nth * 7919 % load.clusters, &value).await?;
             let effect = self.effect(&value).await?;
             all.push(effect.duration_since(begun).as_secs_f64());
@@ -218,8 +218,8 @@ impl Run<'_> {
         testbed(&self.subject.xtask, &["daemon", "stop", "kube-apiserver"]).await?;
         testbed(&self.subject.xtask, &["daemon", "start", "kube-apiserver"]).await?;
         let (outage, serves) = (seconds("seconds of the outage", begun), Instant::now());
-        // A replica exits if it cannot renew its Leases in time. The benchmark then starts it again, as a kubelet
-        // would.
+        // A replica that cannot renew its Leases during the outage exits. The benchmark then starts it again, as a
+        // kubelet would.
         let ended = operator.replace_ended()?;
         for position in &ended {
             usages[*position] = Usage::default();
@@ -261,8 +261,8 @@ impl Run<'_> {
         let figures = vec![seconds("seconds until all pods wait", begun)];
         self.record("unschedulable, created", before, operator, figures)
             .await?;
-        // A fixed pause replaces the wait for an empty queue, because the operator may reconcile unschedulable
-        // clusters again and again.
+        // The benchmark pauses for a fixed time and does not wait for an empty queue, because the operator may
+        // reconcile unschedulable clusters again and again.
         sleep(SETTLE).await;
         self.at_rest("unschedulable, at rest", operator).await?;
         println!("unschedulable: {ANOTHER} more clusters, one after another");

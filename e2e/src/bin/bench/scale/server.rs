@@ -85,7 +85,7 @@ async fn serve_client(stream: TcpStream, address: IpAddr, fleet: Arc<Fleet>) {
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
         if !fleet.runs(address) {
-            // The member has stopped, so its connections are closed, like the connections of a stopped etcd.
+            // The member has stopped, so the connection is closed, as a stopped etcd would close it.
             return;
         }
         let fleet = Arc::clone(&fleet);
