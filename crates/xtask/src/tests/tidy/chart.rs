@@ -169,7 +169,7 @@ fn table(schema: &Json, values: &Value) -> String {
             if first.default == leaf.default {
                 continue;
             }
-            description = "The same value as for the cluster operator, but with another default.";
+            description = "The same setting as for the cluster operator, with another default.";
         }
         let default = serde_json::to_string(leaf.default).unwrap();
         let default = if default.len() > LONGEST_DEFAULT {
