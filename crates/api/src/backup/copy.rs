@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_copies_are_rejected_with_field() {
+    fn invalid_copy_is_reported_with_its_field() {
         type Change = fn(&mut Value);
         let cases: [(Change, &str); 8] = [
             (|_| (), ""),

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_changes_wait_for_backup() {
+    fn only_changes_listed_in_before_changes_wait_for_backup() {
         let spec = |more: &str| -> EtcdClusterSpec {
             let text = format!(
                 r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}}{more}}}}}"#
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_waits_for_backup_whatever_before_changes_contains() {
+    fn backup_then_delete_waits_for_backup_without_before_changes() {
         let spec = being_deleted("{}", "").spec;
         let age = spec.max_backup_age_before(&ClusterChange::Deletion);
         assert_eq!(age, Some(Duration::ZERO));
