@@ -358,7 +358,7 @@ async fn backups_of_same_second_have_distinct_names() {
 
 /// Without tags, an object of the right size may be from another writer.
 #[tokio::test]
-async fn invariant_12_replaced_object_is_detected_without_store_tags() {
+async fn invariant_12_replaced_object_is_detected_without_etags() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {

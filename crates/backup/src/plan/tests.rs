@@ -526,7 +526,7 @@ fn invalid_etcdbackup_is_rejected_with_field_and_remedy() {
 }
 
 #[test]
-fn rejected_spec_is_checked_in_each_reconcile() {
+fn etcdbackup_rejected_by_earlier_release_starts_if_now_valid() {
     let backup = with(|object| {
         object["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]);
     });

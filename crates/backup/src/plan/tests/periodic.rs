@@ -392,7 +392,7 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
 /// The removal started before the newest backup was stored, and has not listed this backup. The operator therefore
 /// repeats the removal.
 #[test]
-fn removal_is_repeated_if_it_ran_during_newest_backup() {
+fn retention_is_repeated_if_it_did_not_list_newest_backup() {
     let backup = first_complete(|_| {});
     let with_newest = |location: &str| RemovalResult {
         backups: vec![Listed {

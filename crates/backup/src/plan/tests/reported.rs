@@ -170,7 +170,7 @@ fn completed_backup_reports_cluster_and_size_and_duration() {
 
 /// `kubectl wait`, Helm and Flux wait until the status reports the new generation.
 #[test]
-fn changed_spec_of_complete_backup_is_reported_as_observed() {
+fn status_of_complete_backup_reports_new_generation() {
     let backup = begun(|_| ());
     let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
     let mut complete = after(backup.clone(), &plan(&backup, &done, at(5)), at(5));
