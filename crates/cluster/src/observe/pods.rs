@@ -419,7 +419,7 @@ mod tests {
 
     /// Neither `Ready: False` from the kubelet nor the condition of an eviction proves that a node is lost.
     #[test]
-    fn unready_pod_counts_as_lost_after_eviction_grace_period() {
+    fn evicted_unready_pod_counts_as_lost_only_after_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);

@@ -141,7 +141,7 @@ fn invariant_6_bootstrap_member_without_data_is_not_restarted() {
 }
 
 #[test]
-fn bootstrap_restarts_with_new_names_after_losing_quorum() {
+fn bootstrap_that_lost_quorum_restarts_with_new_names() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");

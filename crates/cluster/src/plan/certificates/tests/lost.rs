@@ -179,7 +179,7 @@ fn invariant_20_deleted_authority_is_replaced_in_steps() {
 }
 
 #[test]
-fn invariant_20_emptied_authority_is_replaced_in_steps() {
+fn invariant_20_emptied_authority_secret_is_replaced_in_steps() {
     for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
         *story.authority(scope) = held(None);
