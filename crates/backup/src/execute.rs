@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_is_written_again_without_fields_that_older_crd_lacks() {
+    async fn status_write_is_repeated_without_fields_that_older_crd_lacks() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

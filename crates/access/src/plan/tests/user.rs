@@ -191,7 +191,7 @@ fn invariant_43_operator_user_is_not_changed() {
 }
 
 #[test]
-fn missing_secret_is_reported_and_roles_are_still_corrected() {
+fn missing_password_secret_is_reported_while_roles_are_corrected() {
     let why = || Trouble::new(Reason::SecretMissing, "create the Secret app");
     let mut seen = user_seen(Some(&["other"]));
     seen.password = Some(Err(why()));

@@ -119,7 +119,10 @@ fn invariant_41_etcdbackup_is_requested_while_deletion_waits() {
         &json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T12:01:00Z" }),
     );
     let found = backup_for_changes(&held(|_| ()), &[&complete]);
-    assert!(found.is_some(), "beforeChanges is empty");
+    assert!(
+        found.is_some(),
+        "the deletion must use the backup although `beforeChanges` is empty"
+    );
     let foreground = held(|object| {
         object["metadata"]["finalizers"] =
             json!([api::names::FINALIZER_BACKUP, FINALIZER_FOREGROUND]);

@@ -309,7 +309,7 @@ fn agent_that_does_not_encrypt_is_stopped_if_spec_key_is_missing() {
 }
 
 #[test]
-fn missing_new_key_is_reported_while_agent_records_with_old_key() {
+fn missing_new_encryption_key_is_reported_while_agent_uses_old_key() {
     let old = with(|backup| backup["spec"]["encryption"] = json!({ "secret": "keys" }));
     let missing = inputs(&old, AgentState::Missing);
     let deployment = applied(&plan(&old, &missing, at(0))).clone();

@@ -146,7 +146,7 @@ fn next_backup_time_is_reported_unless_backup_is_due() {
 
 /// The next backup is scheduled although old backups cannot be removed.
 #[test]
-fn next_backup_time_is_reported_during_failed_removal() {
+fn next_backup_time_is_reported_although_retention_fails() {
     let complete = first_complete(|_| ());
     let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));

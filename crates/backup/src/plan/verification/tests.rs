@@ -147,7 +147,7 @@ fn window_delays_repeated_and_scheduled_verifications() {
 
 /// A change of the cluster waits for this verification.
 #[test]
-fn requested_backup_is_verified_outside_window() {
+fn requested_backup_is_verified_outside_of_verification_window() {
     let complete = json!({ "lastSuccessDate": "2026-01-02T00:01:00Z" });
     let mut requested = backup(in_window("0 10 * * *"), complete);
     let annotation = api::names::ANNOTATION_BACKUP_REQUESTED.to_owned();
