@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(
             lost.lost_since,
             Some(at("2026-11-21T00:10:00Z")),
-            "the node was lost before the deletion"
+            "the pod counts as lost since the loss of its node, which was before the deletion"
         );
     }
 

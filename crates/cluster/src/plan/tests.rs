@@ -548,7 +548,7 @@ fn paused_restoring_invalid_or_deleting_cluster_is_not_changed() {
 }
 
 #[test]
-fn unsupported_spec_field_prevents_bootstrap() {
+fn field_not_yet_in_effect_prevents_bootstrap_but_not_repair() {
     for mut scene in [Scene::nothing(3), Scene::begun(&["a", "b", "c"])] {
         scene.desired.refused = Some("spec.TLS is not in effect".into());
         assert!(scene.plan().step.is_empty());

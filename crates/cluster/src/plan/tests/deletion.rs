@@ -141,7 +141,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
     assert_eq!(
         again.start_time,
         Time(at(1000)),
-        "the backup is requested again"
+        "the backup must be requested again"
     );
     // The next request must be later than this backup, so the operator waits for the next second.
     assert_eq!(with(1000, 99).record_written(), None);
@@ -154,7 +154,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
     assert_eq!(
         finalizer(&with(995, 100)),
         None,
-        "the backup is recorded first"
+        "the backup must be recorded first"
     );
 }
 
