@@ -116,7 +116,7 @@ mod tests {
 
     /// A restored cluster has another cluster ID, and may have an older password.
     #[test]
-    fn new_record_requires_check_of_password() {
+    fn new_ownership_record_clears_password_check() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "password": { "secret": "app" } });
         let mut user = EtcdUser::new("app", serde_json::from_value(spec).unwrap());
         let epoch = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);

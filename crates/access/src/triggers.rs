@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_relevant_changes_and_deletion_trigger_reconciles() {
+    fn only_relevant_changes_of_etcdcluster_trigger_reconcile() {
         let changes = ClusterChanges::default();
         let size = json!({ "/status/size": 3 });
         let spec = json!({ "/status/size": 3, "/metadata/generation": 2 });

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_contain_namespace_and_object() {
+    fn kubectl_commands_contain_namespace_and_object() {
         let object = ObjectMeta {
             namespace: Some("prod".into()),
             name: Some("main".into()),

@@ -45,7 +45,7 @@ mod tests {
     use crate::duration::DurationText;
 
     #[test]
-    fn displayed_sizes_from_one_kib_have_one_decimal() {
+    fn sizes_of_at_least_one_kib_are_displayed_with_one_decimal() {
         for (size, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_objects_are_rejected_or_validated(text in damaged_objects()) {
+    fn damaged_objects_are_rejected_or_can_be_validated(text in damaged_objects()) {
         if let Some(cluster) = round_trip::<EtcdCluster>(&text) {
             bounded(|| api::cluster::validate(&cluster));
         }

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_transfer_slots_unless_configured() {
+    fn namespace_gets_half_of_shared_transfer_slots_by_default() {
         let own = Scope::namespace("n");
         assert_eq!(limits(&[], &own), (4, 2, 4));
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());

@@ -440,7 +440,7 @@ mod tests {
 
     /// Invariant 11: the deletion request contains the UID of the observed pod as precondition.
     #[tokio::test]
-    async fn leftover_pod_of_another_owner_is_not_deleted() {
+    async fn leftover_pod_is_deleted_only_if_owned_by_etcdbackup() {
         for (owner, requests) in [("u", 2), ("another", 1)] {
             let (client, sent) = server_with_pod(owner);
             let backup = backup_with(&json!({}));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_is_written_again_without_fields_that_older_crd_lacks() {
+    async fn status_write_is_repeated_without_fields_that_older_crd_lacks() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

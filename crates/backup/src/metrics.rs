@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_etcdbackup_has_the_same_metrics() {
+    fn etcdbackup_has_same_metrics_before_and_after_first_backup() {
         let names = |backup: &EtcdBackup| -> Vec<&str> {
             values(backup, Attempts::default())
                 .into_iter()

@@ -304,7 +304,7 @@ async fn removal_deletes_only_backups_of_deleted_etcdbackup() {
 
 /// The prefix of the records of a continuous backup contains the UID of the EtcdBackup.
 #[tokio::test]
-async fn invariant_13_removal_deletes_only_own_records() {
+async fn invariant_13_removal_deletes_only_own_continuous_backup() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     for uid in [UID, "uid-2"] {

@@ -315,7 +315,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
 }
 
 #[tokio::test]
-async fn canceled_transfer_still_writes_manifest_after_commit() {
+async fn canceled_transfer_writes_manifest_after_commit() {
     let dir = tempfile::tempdir().unwrap();
     let store = Shared::new(&dir, Interference::Canceled);
     let ours = transfer(
@@ -356,9 +356,9 @@ async fn backups_of_same_second_have_distinct_names() {
     assert_ne!(keys[0], keys[1]);
 }
 
-/// Without tags, an object of the right size may be from another writer.
+/// Without ETags, an object of the right size may be from another writer.
 #[tokio::test]
-async fn invariant_12_replaced_object_is_detected_without_store_tags() {
+async fn invariant_12_replaced_object_is_detected_without_etags() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_20_change_of_issued_authority_restarts_member_with_unknown_authorities() {
+    fn invariant_20_second_issued_authority_restarts_pod_without_annotation() {
         let (old, new) = (made(), made());
         let object = EtcdCluster::new("db", serde_json::from_str("{}").unwrap());
         let members = member::Members::of(&object, "prod", "", None);

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn released_shard_has_no_metrics_and_no_deleted_clusters() {
+    fn cluster_of_released_shard_is_not_measured_and_not_counted_as_deleted() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.alive_with(|| HashMap::from([("1".to_owned(), false)]));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_quantity_is_parsed() {
+    fn quantities_in_every_kubernetes_format_are_parsed() {
         for (text, expected) in [
             ("1Gi", Some(1 << 30)),
             ("1.5Gi", Some(3 << 29)),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_formatted_with_units() {
+    fn bytes_are_formatted_with_largest_exact_binary_unit() {
         assert_eq!(in_words(2 << 30), "2Gi");
         assert_eq!(in_words(1536 << 10), "1536Ki");
         assert_eq!(in_words(1000), "1000");

@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(
             calls.of("uid", Some(&record(2, false))),
             None,
-            "the call belongs to an earlier record"
+            "a call for an earlier record must not count"
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
         assert!(calls.calls().is_empty());

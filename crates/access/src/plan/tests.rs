@@ -199,7 +199,7 @@ fn with_cluster(change: impl Fn(&mut ClusterFacts)) -> Cluster {
 }
 
 #[test]
-fn problem_of_cluster_prevents_changes_and_is_reported() {
+fn missing_or_unready_cluster_is_reported_and_nothing_changes() {
     type Change = fn(&mut ClusterFacts);
     let changes: [(Change, Reason); 7] = [
         (|facts| facts.is_deleting = true, Reason::ClusterDeleting),
@@ -242,7 +242,7 @@ fn problem_of_cluster_prevents_changes_and_is_reported() {
 }
 
 #[test]
-fn invalid_spec_is_reported_before_cluster_is_considered() {
+fn invalid_spec_is_reported_before_missing_cluster() {
     let mut seen = role_seen(None);
     seen.cluster = Cluster::Missing;
     let named = role(&json!({ "roleName": "root" }), Owns::Nothing);

@@ -120,7 +120,7 @@ mod tests {
 
     /// Invariant 43: the users and the role of the operator cannot be changed through an object.
     #[test]
-    fn invariant_43_names_of_operator_are_rejected() {
+    fn invariant_43_user_and_role_names_of_operator_are_rejected() {
         let password = json!({ "secret": "s" });
         let named = |name: &str| user("app", &json!({ "password": password, "userName": name }));
         for name in ["root", "etcd-operator", ""] {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn user_needs_password_or_certificate() {
+    fn user_needs_exactly_one_of_password_and_certificate() {
         let password = json!({ "secret": "s" });
         assert_eq!(fields(&user("app", &json!({}))), ["spec.password"]);
         assert_eq!(user("app", &json!({ "clientCertificate": true })), []);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn permissions_with_equal_or_empty_ranges_are_rejected() {
+    fn invalid_permissions_and_deletion_policy_are_rejected() {
         let of = |permissions: Value| role("reader", &json!({ "permissions": permissions }));
         let first = "spec.permissions[0]";
         let second = "spec.permissions[1]";

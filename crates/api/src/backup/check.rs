@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn single_s3_backup_has_no_field_without_effect() {
+    fn all_fields_of_single_s3_backup_take_effect() {
         let backup = backup(
             r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_types_have_no_field_without_effect() {
+    fn all_fields_of_each_storage_type_take_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k","objectLock":{"mode":"GOVERNANCE","days":7}}"#,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn periodic_backup_uses_schedule_and_retention() {
+    fn all_fields_of_periodic_backup_take_effect() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
                 "encryption":{"secret":"keys","key":"2026-11"},"ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,

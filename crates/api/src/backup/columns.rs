@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_column_shows_etcdcluster_or_host() {
+    fn cluster_column_shows_etcdcluster_or_endpoint_host() {
         let of = |endpoint: &str| {
             spec(json!({ "etcdEndpoints": [endpoint], "storageType": "S3" })).cluster_text()
         };
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_complete_only_with_all_bytes() {
+    fn progress_shows_100_percent_only_after_all_bytes() {
         let text = |bytes, total_bytes| {
             text(&Progress {
                 bytes,

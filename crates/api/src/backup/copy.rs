@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_copies_are_rejected_with_field() {
+    fn invalid_copy_is_reported_with_its_field() {
         type Change = fn(&mut Value);
         let cases: [(Change, &str); 8] = [
             (|_| (), ""),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn same_path_at_other_endpoint_is_another_location() {
+    fn same_path_at_different_endpoint_is_another_location() {
         let backup = backup(|spec| {
             let copy = json!({ "path": "bucket/etcd/b", "endpoint": "https://other.example" });
             spec["copyTo"] = json!([{ "name": "same", "storageType": "S3", "s3": copy }]);

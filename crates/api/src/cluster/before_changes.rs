@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_changes_wait_for_backup() {
+    fn only_changes_listed_in_before_changes_wait_for_backup() {
         let spec = |more: &str| -> EtcdClusterSpec {
             let text = format!(
                 r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}}{more}}}}}"#
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_waits_for_backup_whatever_before_changes_contains() {
+    fn backup_then_delete_requires_backup_even_without_before_changes() {
         let spec = being_deleted("{}", "").spec;
         let age = spec.max_backup_age_before(&ClusterChange::Deletion);
         assert_eq!(age, Some(Duration::ZERO));
@@ -330,9 +330,15 @@ mod tests {
         let backup = r#","backup":{"name":"main"}"#;
         assert!(formed("Deletion", "ab", backup));
         assert!(formed("Deletion", "ab", r#","waived":true"#));
-        assert!(!formed("Deletion", "ab", ""), "the backup is missing");
-        assert!(!formed("Deletion", "cd", backup), "another cluster");
-        assert!(!formed("Upgrade", "ab", backup), "another change");
+        assert!(!formed("Deletion", "ab", ""), "without a backup");
+        assert!(
+            !formed("Deletion", "cd", backup),
+            "with a backup of another cluster"
+        );
+        assert!(
+            !formed("Upgrade", "ab", backup),
+            "with the backup of another change"
+        );
         let unformed = r#"{"bootstrap":{"token":"t"}}"#;
         assert!(being_deleted(unformed, "").may_be_deleted(false));
         assert!(!being_deleted(unformed, "").may_be_deleted(true));
@@ -340,7 +346,7 @@ mod tests {
         assert!(!being_deleted(unformed, lock).may_be_deleted(false));
         assert!(
             !being_deleted("{}", "").may_be_deleted(false),
-            "the status is lost"
+            "the cluster must be kept if its status is lost"
         );
         let mut live = being_deleted(unformed, "");
         live.metadata.deletion_timestamp = None;
@@ -370,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn waiver_contains_change_and_start_of_wait() {
+    fn backup_waiver_names_change_and_start_of_wait() {
         let since = at("2026-11-27T12:00:00Z");
         let waiver = backup_waiver(&ClusterChange::Upgrade, since);
         assert_eq!(waiver, "Upgrade/2026-11-27T12:00:00Z");

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_follow_scopes_and_names_of_clients() {
+    fn issued_certificates_depend_on_clients_proxy_and_client_tls() {
         use IssuedCertificate::{Client, Operator, Peer, Proxy, Server};
         let tls = of(r#"{"issuerRef":{"name":"ca"},"clients":["app"]}"#);
         let all = tls.certificates(true);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn separate_issuer_signs_only_peer_certificate() {
+    fn peer_issuer_ref_applies_only_to_peer_certificate() {
         let tls = of(
             r#"{"issuerRef":{"name":"ca"},"peerIssuerRef":{"name":"peers","kind":"ClusterIssuer"}}"#,
         );
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cert_manager_rejects_are_problems() {
+    fn invalid_cert_manager_settings_are_reported_with_field() {
         let with = |more: &str| {
             let text = format!(r#"{{"issuerRef":{{"name":"ca"}}{more}}}"#);
             of(&text).problem().map(|problem| problem.field)

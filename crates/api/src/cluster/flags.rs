@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extra_arguments_with_operator_flags_are_rejected() {
+    fn extra_arguments_with_reserved_flags_are_rejected() {
         for argument in [
             "--name=x",
             "--data-dir=/tmp",
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_arguments_with_other_flags_are_allowed() {
+    fn extra_arguments_with_unreserved_flags_are_allowed() {
         for argument in [
             "--log-level=debug",
             "--enable-pprof",
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_variables_of_operator_flags_are_rejected() {
+    fn environment_variables_of_reserved_flags_are_rejected() {
         for variable in [
             "ETCD_FORCE_NEW_CLUSTER",
             "ETCD_WAL_DIR",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_variables_of_other_flags_are_allowed() {
+    fn environment_variables_of_unreserved_flags_are_allowed() {
         for variable in [
             "ETCD_AUTO_COMPACTION_RETENTION",
             "ETCD_QUOTA_BACKEND_BYTES",

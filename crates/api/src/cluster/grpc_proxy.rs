@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_proxy_needs_secrets_only_with_static_certificates() {
+    fn grpc_proxy_has_secrets_if_and_only_if_tls_is_static() {
         let tls = json!({ "static": { "member": { "serverSecret": "s" }, "operatorSecret": "o" } });
         let secrets = json!({ "clientSecret": "a", "serverSecret": "b" });
         assert!(is_valid(&json!({ "TLS": tls, "grpcProxy": secrets })));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_proxy_service_may_not_replace_service_of_cluster() {
+    fn grpc_proxy_service_name_must_be_valid_and_unused_by_cluster() {
         let named = |name: &str| json!({ "grpcProxy": { "serviceName": name } });
         assert!(is_valid(&named("etcd-for-clients")));
         for name in ["db", "db-client", "db-aaaaaaaaaa", "DB", "1", "a-", ""] {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_proxy_prefix_must_be_printable() {
+    fn grpc_proxy_prefix_must_be_nonempty_visible_ascii() {
         let with = |prefix: &str| json!({ "grpcProxy": { "namespacePrefix": prefix } });
         assert!(is_valid(&with("/team-a/")));
         for prefix in ["", "a b", "ü", "a\n"] {

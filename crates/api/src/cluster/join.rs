@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(
             join_problem(&bootstrapped),
             None,
-            "the annotation is ignored"
+            "the annotation must be ignored after the bootstrap"
         );
     }
 }

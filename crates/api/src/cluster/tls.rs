@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn members_share_secrets_that_cert_manager_fills() {
+    fn all_members_share_secrets_of_cert_manager() {
         let policy = |json: &str| -> TlsPolicy { serde_json::from_str(json).unwrap() };
         let tls = policy(r#"{"certManager":{"issuerRef":{"name":"ca"}}}"#);
         let named = |secret: Option<String>| secret.unwrap_or_default();

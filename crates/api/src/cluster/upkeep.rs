@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn database_quota_defaults_to_default_of_etcd() {
+    fn database_quota_defaults_to_2_gib_as_in_etcd() {
         assert_eq!(spec("{}").quota_bytes(), 2 << 30);
         let given = spec(r#"{"etcd":{"quotaBackendBytes":16777216}}"#);
         assert_eq!(given.quota_bytes(), 16 << 20);

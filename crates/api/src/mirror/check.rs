@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn destination_has_prefix_of_source_by_default() {
+    fn destination_prefix_defaults_to_source_prefix() {
         for (spec, expected) in [
             (
                 r#"{"source":{},"destination":{"etcdCluster":{"name":"b"}}}"#,

@@ -66,7 +66,7 @@ fn member_urls_depend_on_member_address_and_domain() {
 }
 
 #[test]
-fn long_cluster_token_is_shortened_to_its_end_in_label() {
+fn token_label_keeps_the_end_of_a_long_cluster_token() {
     assert_eq!(token_label("db-00ff"), "db-00ff");
     let long = format!("{}-0123456789abcdef", "x".repeat(52));
     assert_eq!(token_label(&long).len(), 63);
@@ -76,7 +76,7 @@ fn long_cluster_token_is_shortened_to_its_end_in_label() {
 }
 
 #[test]
-fn ipv6_address_has_brackets_in_url() {
+fn client_url_at_ip_address_has_ipv6_brackets_and_tls_host_name() {
     let addresses = addresses(MemberAddress::Service, "");
     let plain = Addresses {
         client_tls: false,

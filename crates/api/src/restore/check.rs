@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn s3_restore_has_no_field_without_effect() {
+    fn all_fields_of_s3_restore_take_effect() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_restore_template_are_reported_with_full_path() {
+    fn restore_template_fields_without_effect_have_full_path() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main","template":{"spec":{"pod":{"busyboxImage":"b"}}}},"backup":{"name":"a"}}"#,
         );

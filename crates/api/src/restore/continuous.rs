@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_not_possible_with_continuous_restore_are_reported() {
+    fn fields_incompatible_with_continuous_restore_are_reported() {
         let at = json!({ "latest": true });
         for (more, field) in [
             (

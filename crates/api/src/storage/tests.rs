@@ -42,7 +42,7 @@ fn storage_path_error_names_defect() {
 }
 
 #[test]
-fn unknown_storage_type_is_kept_and_reported() {
+fn unknown_storage_type_is_parsed_and_reported() {
     let blocks = Blocks {
         s3: None,
         abs: None,
@@ -85,7 +85,7 @@ fn storage_block_must_match_storage_type() {
 }
 
 #[test]
-fn path_of_location_is_relative_to_root_of_pvc() {
+fn path_of_location_is_read_only_if_store_matches() {
     let block: StorageBlock =
         serde_json::from_str(r#"{ "pvc": { "claimName": "backups", "path": "etcd/main" } }"#)
             .unwrap();

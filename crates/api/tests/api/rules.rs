@@ -251,7 +251,7 @@ fn schema_rejects_variable_of_every_option_that_spec_sets() {
 
 /// The rules also apply to the template of a restore.
 #[test]
-fn restore_template_may_not_set_operator_flags() {
+fn restore_template_may_not_set_reserved_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",
         "metadata": { "name": "example" }, "spec": { "backup": { "name": "b" }, "etcdCluster": { "name": "c",
             "template": { "spec": { "pod": { "etcdEnv": [{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }] } } } } } });

@@ -267,7 +267,7 @@ mod tests {
     /// Invariant 28: the operator connects to the addresses of the pods, and not to the Service, because users of the
     /// namespace can change the Service.
     #[tokio::test]
-    async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
+    async fn invariant_28_restricted_operator_connects_to_pods_not_service() {
         let spec = json!({ "etcdCluster": { "name": "main" } });
         for (rule, expected) in [
             (EndpointRule::default(), None),

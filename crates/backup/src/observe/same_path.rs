@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn other_periodic_etcdbackups_of_same_path_are_found() {
+    fn other_periodic_etcdbackups_with_same_path_are_found() {
         let claim = |name: &str, namespace: &str| {
             let name = name.to_owned();
             let namespace = namespace.to_owned();

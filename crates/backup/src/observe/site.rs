@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn encryption_key_is_read_from_namespace_of_etcdbackup() {
+    async fn encryption_key_is_read_or_problem_of_its_secret_is_reported() {
         // `key` is encoded in base64 twice: the entry of the Secret is a base64 text, and the API server encodes every
         // entry.
         let key = "QUFFQ0F3UUZCZ2NJQ1FvTERBME9EeEFSRWhNVUZSWVhHQmthR3h3ZEhoOD0=";
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_13_tenant_uses_own_local_directory() {
+    fn invariant_13_each_namespace_has_its_own_local_directory() {
         let local = LocalStore::new("/backups");
         let location = |namespace| local_of(&local, "operators", namespace, Some(1)).location();
         assert_eq!(location("operators"), "file:///backups");

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_14_backup_pod_mounts_secrets_only_for_snapshots() {
+    fn invariant_14_backup_pod_mounts_secrets_only_to_take_snapshot() {
         let order = Order {
             task: Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

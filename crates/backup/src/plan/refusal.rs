@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn window_that_never_opens_is_rejected() {
+    fn verification_window_that_never_opens_is_rejected() {
         let refused = |window: serde_json::Value| {
             let backup: EtcdBackup = serde_json::from_value(json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "b" },
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn password_without_tls_outside_namespace_is_rejected() {
+    fn spec_auth_secret_without_tls_is_rejected_outside_of_namespace() {
         for endpoint in [
             "http://attacker.example:2379",
             "http://203.0.113.7:2379",

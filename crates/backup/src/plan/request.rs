@@ -113,7 +113,7 @@ mod tests {
         assert!(!wants("2026-11-27T11:00:00Z", Some("2026-11-27T11:30:00Z")));
         assert!(
             !wants("2026-11-27T12:00:01Z", None),
-            "no backup for the request yet"
+            "no backup is newer than this request, so no backup is verified for it"
         );
     }
 }

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_starting_deadline_still_allows_runs() {
+    fn zero_starting_deadline_allows_delay_of_a_few_seconds() {
         let last = Some("2026-01-01T03:00:00Z");
         for json in [
             r#"{"backupIntervalInSecond":3600,"startingDeadlineSeconds":0}"#,

@@ -106,7 +106,7 @@ fn refused() -> Trouble {
 }
 
 #[test]
-fn invariant_10_backup_start_is_recorded_before_other_steps() {
+fn invariant_10_backup_start_is_recorded_before_store_is_read() {
     let backup = fresh();
     let snapshot = known(Work::Idle, Destination::Free);
     assert!(!needs_destination(&backup, &snapshot, at(0)));
@@ -272,7 +272,7 @@ fn backup_is_reconciled_at_its_deadline_or_earlier() {
 }
 
 #[test]
-fn backup_fails_at_deadline_with_last_failure() {
+fn backup_fails_at_deadline_and_reports_last_failure() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let snapshot = known(Work::Ended(Err(refused())), Destination::Free);
     assert_eq!(
@@ -423,7 +423,7 @@ fn deletion_of_etcdbackup_cancels_transfer() {
 }
 
 #[test]
-fn changed_spec_starts_new_backup_instead_of_adopting_old() {
+fn changed_spec_starts_new_backup_instead_of_adopting_earlier_one() {
     let mut backup = begun(|_| ());
     backup.metadata.generation = Some(2);
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
@@ -526,7 +526,7 @@ fn invalid_etcdbackup_is_rejected_with_field_and_remedy() {
 }
 
 #[test]
-fn rejected_spec_is_checked_in_each_reconcile() {
+fn etcdbackup_rejected_by_earlier_release_starts_if_now_valid() {
     let backup = with(|object| {
         object["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]);
     });

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn unencrypted_backup_fails_order_that_requires_encryption() {
+    fn unencrypted_backup_is_rejected_if_order_requires_encryption() {
         let mut task = SnapshotTask {
             endpoints: Vec::new(),
             begun: Timestamp::UNIX_EPOCH,

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn success_report_of_terminating_backup_pod_is_used() {
+    fn ended_backup_pod_yields_its_report_or_its_exit_reason() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unfinished_file_of_another_backup_is_kept() {
+    async fn unfinished_file_of_another_etcdbackup_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let mut upload = volume_of(&dir, "one").begin("key").await.unwrap();
         upload.write("content".into()).await.unwrap();

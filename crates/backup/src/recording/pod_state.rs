@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_running_container_has_an_address() {
+    fn only_running_agent_container_has_an_address() {
         let running = with_container(&json!({ "state": { "running": {} } }));
         assert_eq!(address(&running), Some("10.0.0.7".parse().unwrap()));
         assert_eq!(problem(&running), None);

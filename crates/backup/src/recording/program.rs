@@ -216,7 +216,7 @@ mod tests {
     use crate::pvc::Reach;
 
     #[test]
-    fn order_becomes_settings_of_the_agent() {
+    fn record_order_becomes_agent_settings() {
         let storage = json!({ "pvc": { "claimName": "backups", "path": "etcd/main" } });
         let order = RecordOrder {
             storage: serde_json::from_value(storage).unwrap(),

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_client_gets_the_report() {
+    async fn silent_client_does_not_block_report_of_agent() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let monitor = Monitor::default();

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_verified_backup_lists_compared_facts() {
+    fn message_of_verified_backup_names_compared_keys_and_hash() {
         let report = |keys_compared, hash_compared| {
             let proof = Proof {
                 revision: 7,

@@ -39,7 +39,7 @@ async fn transfer_below_minimum_progress_is_ended() {
 
 /// The store accepts the start of an upload, but none of its bytes.
 #[tokio::test]
-async fn hostile_store_without_progress_ends_transfer() {
+async fn transfer_to_store_that_accepts_no_bytes_is_ended() {
     let url = |name: &str| format!("http://{name}:2379");
     let etcd = FakeEtcd::formed(1, &["a"], url);
     etcd.with(|state| state.snapshot = vec![Bytes::from_static(b"snapshot")]);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_store_is_not_reported_as_damage() {
+    fn only_unreadable_or_missing_backup_is_reported_as_damage() {
         for (reason, damaged) in [
             ("SnapshotUnreadable", true),
             ("BackupMissing", true),

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_verification_continues_in_new_process() {
+    fn new_process_gives_turn_to_first_recorded_verification() {
         let turns = Turns::default();
         let running = ["a".to_owned(), "b".to_owned()];
         assert!(!turns.take("prod", "b", &running, |_| true));

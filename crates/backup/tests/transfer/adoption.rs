@@ -84,7 +84,7 @@ fn numbered(time: Timestamp) -> ObjectName {
 }
 
 #[tokio::test]
-async fn periodic_backup_is_found_by_its_start_time() {
+async fn earlier_attempt_of_periodic_backup_is_found_by_start_time() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     fill(&etcd.client_url, 1).await;
     let server = S3Server::start(&["bucket"]);

@@ -189,7 +189,7 @@ async fn stored_backup_can_be_restored() {
 }
 
 #[tokio::test]
-async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
+async fn backup_succeeds_with_one_dead_endpoint_even_without_quorum() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
@@ -273,7 +273,7 @@ fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
 /// Invariant 28: the member list from etcd may contain members of other clusters. The operator connects to them only
 /// with a grant.
 #[tokio::test]
-async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
+async fn invariant_28_operator_follows_member_list_only_to_granted_endpoints() {
     let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let victim_url = victim.local_addr().unwrap().to_string();
     let start = Start {
@@ -306,7 +306,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
 /// Invariant 28: a member of another cluster may get the address of a deleted pod. The snapshot of the other cluster
 /// must not be stored.
 #[tokio::test]
-async fn invariant_28_backup_never_contains_another_cluster() {
+async fn invariant_28_snapshot_of_another_cluster_is_not_stored() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let id = client().status(&etcd.client_url).await.unwrap().cluster_id;
     for (recorded, stores) in [(ClusterId(1), false), (id, true)] {

@@ -218,7 +218,7 @@ async fn invariant_11_started_annotation_is_removed_if_observation_expires_befor
 }
 
 #[tokio::test]
-async fn invariant_6_started_annotation_is_removed_only_if_no_pod_was_created() {
+async fn invariant_6_started_annotation_is_removed_only_if_nothing_was_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),

@@ -89,7 +89,7 @@ mod tests {
 
     /// Invariant 7: the annotation has no effect on a cluster that this operator bootstrapped.
     #[test]
-    fn bootstrapped_cluster_never_calls_endpoints_of_join_annotation() {
+    fn bootstrapped_cluster_ignores_endpoints_of_join_annotation() {
         let url = "http://x:2379".to_owned();
         let mut new = Scene::nothing(3).observed;
         new.join = vec![url.clone()];

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_disk_is_recognized_if_initial_cluster_names_only_the_member() {
+    fn exit_of_sole_initial_member_on_empty_disk_counts_as_data_damage() {
         let text = log(
             "fatal",
             "discovery failed",
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_memory_bad_flags_and_signals_are_no_data_damage() {
+    fn out_of_memory_bad_flags_and_signals_do_not_count_as_data_damage() {
         assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
         assert_eq!(after(137, "Error", "", false), Cause::Ended);
         assert_eq!(after(0, "Completed", "", false), Cause::Ended);

@@ -419,7 +419,7 @@ mod tests {
 
     /// Neither `Ready: False` from the kubelet nor the condition of an eviction proves that a node is lost.
     #[test]
-    fn unready_pod_counts_as_lost_after_eviction_grace_period() {
+    fn evicted_unready_pod_counts_as_lost_only_after_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(
             lost.lost_since,
             Some(at("2026-11-21T00:10:00Z")),
-            "the node was lost before the deletion"
+            "the pod counts as lost since the loss of its node, which was before the deletion"
         );
     }
 

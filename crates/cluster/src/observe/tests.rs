@@ -233,7 +233,7 @@ fn edited_services_and_budgets_have_drift() {
 }
 
 #[test]
-fn client_service_with_other_selector_has_drift() {
+fn client_service_with_changed_selector_has_drift() {
     let observed = seen(|objects| {
         let selector = objects.services[1]
             .spec

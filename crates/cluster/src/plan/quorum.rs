@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_voter_is_removed_only_if_others_are_quorum() {
+    fn invariant_3_voter_is_removed_only_if_other_healthy_voters_form_quorum() {
         let cases: [(&[bool], bool); 8] = [
             (&[true, true, true], true),
             (&[false, true, true], true),

@@ -141,7 +141,7 @@ fn invariant_6_bootstrap_member_without_data_is_not_restarted() {
 }
 
 #[test]
-fn bootstrap_restarts_with_new_names_after_losing_quorum() {
+fn bootstrap_that_lost_quorum_restarts_with_new_names() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");
@@ -548,7 +548,7 @@ fn paused_restoring_invalid_or_deleting_cluster_is_not_changed() {
 }
 
 #[test]
-fn unsupported_spec_field_prevents_bootstrap() {
+fn field_not_yet_in_effect_prevents_bootstrap_but_not_repair() {
     for mut scene in [Scene::nothing(3), Scene::begun(&["a", "b", "c"])] {
         scene.desired.refused = Some("spec.TLS is not in effect".into());
         assert!(scene.plan().step.is_empty());

@@ -237,7 +237,7 @@ fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
 }
 
 #[test]
-fn problems_that_need_a_user_are_all_listed_in_field_waiting_for() {
+fn problems_that_need_manual_action_are_all_listed_in_waiting_for() {
     let mut plan = Scene::formed(&["a", "b", "c"]).built();
     (plan.step, plan.waiting_for) = (Step::default(), Vec::new());
     plan.problems = vec![

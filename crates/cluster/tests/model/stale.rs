@@ -133,6 +133,6 @@ fn invariant_33_holds_with_concurrent_operators() {
 }
 
 #[test]
-fn model_detects_actions_on_stale_caches() {
+fn model_detects_every_mistake_about_stale_caches() {
     find(&Mutation::ABOUT_CACHES, |seed| drawn(seed, false), ROUNDS);
 }

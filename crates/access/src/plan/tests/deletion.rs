@@ -12,7 +12,7 @@ fn deleted(mut role: EtcdRole) -> EtcdRole {
 const RELEASED: [Step; 1] = [Step::SetFinalizer(false)];
 
 #[test]
-fn invariant_43_only_own_role_is_deleted() {
+fn invariant_43_only_owned_role_is_deleted() {
     let foreign = vec![permission("/other", "", KeyAccess::Read)];
     for (owns, found, deletes) in [
         (Owns::Confirmed, Some(foreign.clone()), true),
@@ -31,7 +31,7 @@ fn invariant_43_only_own_role_is_deleted() {
 }
 
 #[test]
-fn finalizer_is_removed_if_cluster_no_longer_exists() {
+fn finalizer_is_removed_if_cluster_is_deleted_or_replaced() {
     let clusters = [
         Cluster::Missing,
         with_cluster(|facts| facts.is_deleting = true),
@@ -54,7 +54,7 @@ fn finalizer_is_removed_if_cluster_no_longer_exists() {
 /// Invariant 1: without an answer of etcd, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the
 /// wait.
 #[test]
-fn deletion_waits_for_answer_unless_role_is_retained() {
+fn deletion_waits_for_etcd_unless_policy_is_retain() {
     let clusters = [
         Cluster::Unknown("the API server does not answer".to_owned()),
         with_cluster(|facts| facts.etcd = Err(unreachable())),
@@ -84,7 +84,7 @@ fn deletion_waits_for_answer_unless_role_is_retained() {
 }
 
 #[test]
-fn role_that_another_object_has_recorded_stays() {
+fn role_is_not_deleted_if_another_etcdrole_owns_it() {
     let mut seen = role_seen(Some(vec![wanted()]));
     let role = deleted(role(&json!({}), Owns::Confirmed));
     for (owns, released) in [(true, true), (false, false)] {
@@ -99,7 +99,7 @@ fn role_that_another_object_has_recorded_stays() {
 
 /// Invariant 43: the Secret in spec.auth may name a user that an EtcdUser has created before.
 #[test]
-fn invariant_43_user_of_operators_is_not_deleted() {
+fn invariant_43_operator_user_and_role_root_are_not_deleted() {
     let mut user = user(&with_password(), Owns::Confirmed);
     user.metadata.deletion_timestamp = Some(Time(at(NOW)));
     let mut seen = user_seen(Some(&["reader"]));
@@ -123,7 +123,7 @@ fn invariant_43_user_of_operators_is_not_deleted() {
 }
 
 #[test]
-fn deletion_waits_while_policy_is_unknown() {
+fn deletion_waits_while_deletion_policy_is_invalid() {
     let spec = json!({ "deletionPolicy": "Keep" });
     let role = deleted(role(&spec, Owns::Confirmed));
     let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));
@@ -132,7 +132,7 @@ fn deletion_waits_while_policy_is_unknown() {
 }
 
 #[test]
-fn deletion_uses_recorded_name() {
+fn deletion_uses_name_recorded_in_status() {
     let mut user = user(
         &extended(with_password(), &json!({ "userName": "renamed" })),
         Owns::Confirmed,
@@ -144,7 +144,7 @@ fn deletion_uses_recorded_name() {
 }
 
 #[test]
-fn object_without_finalizer_of_operator_is_left_alone() {
+fn deleted_etcdrole_without_operator_finalizer_is_ignored() {
     let mut role = deleted(role(&json!({}), Owns::Confirmed));
     role.metadata.finalizers = Some(vec!["example.com/other".to_owned()]);
     let plan = plan_role(&role, &role_seen(Some(vec![wanted()])));

@@ -4,7 +4,7 @@ use super::*;
 use crate::snapshot::Rival;
 
 #[test]
-fn finalizer_and_record_precede_creation() {
+fn finalizer_and_ownership_record_precede_role_creation() {
     let mut role = role(&json!({}), Owns::Nothing);
     role.metadata.finalizers = None;
     let seen = role_seen(None);
@@ -54,7 +54,7 @@ fn invariant_43_only_recorded_roles_and_users_are_changed() {
 }
 
 #[test]
-fn invariant_43_existing_role_is_taken_over_only_with_adopt() {
+fn invariant_43_existing_role_is_taken_over_only_with_spec_adopt() {
     let found = Some(vec![permission("/other", "", KeyAccess::Read)]);
     for owns in [Owns::Nothing, Owns::Former] {
         let plan = plan_role(&role(&json!({}), owns), &role_seen(found.clone()));
@@ -93,7 +93,7 @@ fn role_after_interrupted_creation_is_kept_only_if_it_matches_spec() {
 
 /// An EtcdCluster that is created again on its volumes has another UID. A restore in place changes the cluster ID.
 #[test]
-fn record_survives_new_uid_or_new_cluster_id() {
+fn ownership_survives_new_cluster_uid_or_cluster_id() {
     let role = role(&json!({}), Owns::Confirmed);
     for (uid, id) in [("new-uid", "aa"), ("cluster-uid", "bb")] {
         let mut seen = role_seen(Some(vec![wanted()]));
@@ -117,7 +117,7 @@ fn record_survives_new_uid_or_new_cluster_id() {
 /// After an EtcdCluster is created again, its cluster ID is unknown for a time. During this time, an older object does
 /// not replace the object whose status has recorded the role.
 #[test]
-fn record_is_kept_while_cluster_id_is_unknown() {
+fn ownership_record_is_kept_while_cluster_id_is_unknown() {
     let mut seen = role_seen(None);
     seen.cluster = with_cluster(|facts| {
         facts.uid = "new-uid".to_owned();
@@ -135,7 +135,7 @@ fn record_is_kept_while_cluster_id_is_unknown() {
 }
 
 #[test]
-fn owner_or_else_oldest_object_manages_the_user() {
+fn owner_or_else_oldest_etcduser_manages_user() {
     let rival = |name: &str, second: i64, owns: bool| Rival {
         name: name.to_owned(),
         created: Some(at(second)),
@@ -165,7 +165,7 @@ fn owner_or_else_oldest_object_manages_the_user() {
 }
 
 #[test]
-fn changed_name_or_cluster_is_reported() {
+fn owned_role_cannot_change_name_or_cluster() {
     let renamed = role(&json!({ "roleName": "writer" }), Owns::Confirmed);
     let moved = role(
         &json!({ "etcdCluster": { "name": "other" } }),

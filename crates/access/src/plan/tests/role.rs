@@ -9,7 +9,7 @@ fn planned(spec: &Value, found: Vec<KeyPermission>) -> Vec<Call> {
 }
 
 #[test]
-fn unchanged_role_needs_no_call() {
+fn unchanged_role_needs_no_etcd_call() {
     assert_eq!(planned(&json!({}), vec![wanted()]), []);
 }
 
@@ -37,7 +37,7 @@ fn drift_of_permissions_is_corrected() {
 }
 
 #[test]
-fn deleted_role_is_created_again() {
+fn role_missing_in_etcd_is_created_again() {
     let role = role(&json!({}), Owns::Confirmed);
     let plan = plan_role(&role, &role_seen(None));
     assert_eq!(
@@ -47,7 +47,7 @@ fn deleted_role_is_created_again() {
 }
 
 #[test]
-fn each_selector_becomes_range_of_etcd() {
+fn each_permission_selector_becomes_etcd_key_range() {
     let spec = json!({ "permissions": [
         { "access": "Read", "key": "/a" },
         { "access": "Write", "key": "/a", "rangeEnd": "/c" },
@@ -67,7 +67,7 @@ fn each_selector_becomes_range_of_etcd() {
 }
 
 #[test]
-fn calls_are_described_without_escaping_common_keys() {
+fn descriptions_of_permission_changes_name_access_and_keys() {
     for (call, expected) in [
         (
             Call::GrantPermission(wanted()),

@@ -34,7 +34,7 @@ fn login(resource_version: &str, is_verified: bool) -> LoginRecord {
 }
 
 #[test]
-fn new_user_gets_password_and_roles() {
+fn new_user_gets_roles_and_password_unless_it_uses_certificate() {
     let plan = planned_user(&user(&with_password(), Owns::Recorded), &user_seen(None));
     assert_eq!(
         calls(&plan),
@@ -77,7 +77,7 @@ fn password_is_checked_after_change_of_secret_and_periodically() {
 }
 
 #[test]
-fn answer_of_etcd_decides_whether_password_is_set() {
+fn password_is_set_only_if_etcd_does_not_accept_it() {
     let user = checked(&with_password(), Some("6"), 60);
     let mut seen = user_seen(Some(&["reader"]));
     seen.check = Some(PasswordCheck::Accepted);
@@ -121,7 +121,7 @@ fn changed_password_is_set_without_check_while_auth_is_disabled() {
 }
 
 #[test]
-fn user_with_certificate_has_no_password() {
+fn password_is_removed_from_user_with_certificate() {
     let found: Option<&[&str]> = Some(&["reader"]);
     let mut seen = certificate_seen(found);
     assert!(planned_user(&checked(&certificate(), None, 1800), &seen).asks);
@@ -146,7 +146,7 @@ fn user_with_certificate_has_no_password() {
 }
 
 #[test]
-fn certificate_needs_client_tls_and_supported_version() {
+fn user_certificate_needs_client_tls_and_supported_version() {
     for (cluster, reason) in [
         (
             with_cluster(|facts| facts.has_client_tls = false),
@@ -174,7 +174,7 @@ fn certificate_needs_client_tls_and_supported_version() {
 
 /// Invariant 43: an EtcdUser must not change the password with which the operators log in.
 #[test]
-fn invariant_43_user_of_operators_is_not_changed() {
+fn invariant_43_operator_user_is_not_changed() {
     let mut seen = user_seen(Some(&["root"]));
     seen.cluster = with_cluster(|facts| {
         facts.etcd = Ok(EtcdFacts {
@@ -191,7 +191,7 @@ fn invariant_43_user_of_operators_is_not_changed() {
 }
 
 #[test]
-fn missing_secret_is_reported_and_roles_are_still_corrected() {
+fn missing_password_secret_is_reported_while_roles_are_corrected() {
     let why = || Trouble::new(Reason::SecretMissing, "create the Secret app");
     let mut seen = user_seen(Some(&["other"]));
     seen.password = Some(Err(why()));
@@ -214,7 +214,7 @@ fn missing_secret_is_reported_and_roles_are_still_corrected() {
 }
 
 #[test]
-fn drift_of_roles_is_corrected_even_for_role_root() {
+fn drift_of_user_roles_is_corrected_including_role_root() {
     let seen = user_seen(Some(&["other", "root"]));
     let user = checked(&with_password(), Some("7"), 60);
     let plan = planned_user(&user, &seen);

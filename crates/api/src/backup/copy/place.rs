@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn spelling_of_endpoint_does_not_change_place() {
+    fn equivalent_endpoints_are_the_same_place() {
         for (one, other) in [
             ("https://s3.example", "HTTPS://S3.Example"),
             ("https://s3.example", "https://s3.example/"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn other_host_port_or_path_is_another_place() {
+    fn different_host_port_or_path_is_a_different_place() {
         for (one, other) in [
             ("https://s3.example", "https://other.example"),
             ("https://s3.example", "https://s3.example:9000"),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn default_endpoint_of_cloud_is_recognized() {
+    fn missing_endpoint_equals_default_endpoint_of_cloud() {
         let block = |kind: &str, endpoint: Option<&str>| -> StorageBlock {
             let mut block = json!({ kind: { "path": "bucket/etcd/b" } });
             block[kind]["endpoint"] = json!(endpoint);

@@ -56,7 +56,7 @@ fn each_invalid_field_of_stored_etcdcluster_is_reported() {
 }
 
 #[test]
-fn retained_volumes_require_members_with_volumes() {
+fn retain_volumes_requires_persistent_volume_claim_spec() {
     let problems = |text: &str| validate(&cluster(serde_json::from_str(text).unwrap()));
     let field = ["spec.deletionPolicy"];
     let bare = problems(r#"{"deletionPolicy":"RetainVolumes"}"#);
@@ -71,7 +71,7 @@ fn retained_volumes_require_members_with_volumes() {
 }
 
 #[test]
-fn backup_before_deletion_requires_spec_backup() {
+fn backup_then_delete_requires_spec_backup() {
     let problems = |text: &str| validate(&cluster(serde_json::from_str(text).unwrap()));
     let bare = problems(r#"{"deletionPolicy":"BackupThenDelete"}"#);
     assert_eq!(fields(&bare), ["spec.deletionPolicy"]);
@@ -131,7 +131,7 @@ fn spec_image_is_used_only_for_spec_version() {
 }
 
 #[test]
-fn unknown_change_or_invalid_backup_age_is_rejected() {
+fn invalid_before_changes_and_max_age_are_rejected() {
     let problems = |more: &str| {
         let text = format!(
             r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}},{more}}}}}"#
@@ -237,7 +237,7 @@ fn sidecars_may_set_any_environment_variable() {
 }
 
 #[test]
-fn check_reports_only_spec_fields_without_effect() {
+fn only_spec_fields_without_effect_are_reported() {
     let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
     for text in [
         r#"{"bootstrap":"Seed"}"#,

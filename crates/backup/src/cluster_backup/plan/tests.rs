@@ -31,7 +31,7 @@ fn created(cluster: &EtcdCluster) -> EtcdBackup {
 }
 
 #[test]
-fn cluster_spec_creates_etcdbackup_owned_by_cluster() {
+fn spec_backup_creates_etcdbackup_owned_by_cluster() {
     let cluster = cluster(|object| {
         object["metadata"]["annotations"] = json!({ ANNOTATION_SCOPE: "clusterwide" });
     });
@@ -107,7 +107,7 @@ fn held(change: impl FnOnce(&mut Value)) -> EtcdCluster {
 }
 
 #[test]
-fn invariant_41_deletion_that_waits_gets_etcdbackup_and_request() {
+fn invariant_41_etcdbackup_is_requested_while_deletion_waits() {
     let backup = created(&held(|_| ()));
     let annotations = backup.annotations();
     assert_eq!(
@@ -119,7 +119,10 @@ fn invariant_41_deletion_that_waits_gets_etcdbackup_and_request() {
         &json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T12:01:00Z" }),
     );
     let found = backup_for_changes(&held(|_| ()), &[&complete]);
-    assert!(found.is_some(), "beforeChanges is empty");
+    assert!(
+        found.is_some(),
+        "the deletion must use the backup although `beforeChanges` is empty"
+    );
     let foreground = held(|object| {
         object["metadata"]["finalizers"] =
             json!([api::names::FINALIZER_BACKUP, FINALIZER_FOREGROUND]);
@@ -131,7 +134,7 @@ fn invariant_41_deletion_that_waits_gets_etcdbackup_and_request() {
 }
 
 #[test]
-fn request_reports_state_of_etcdbackup() {
+fn backup_request_reports_state_of_etcdbackup() {
     let cluster = held(|_| ());
     let message = |existing: Option<&EtcdBackup>| {
         let found = backup_request(&cluster, existing).unwrap();
@@ -206,7 +209,7 @@ fn waiting(change: impl FnOnce(&mut Value)) -> EtcdCluster {
 }
 
 #[test]
-fn change_that_waits_for_backup_requests_one_backup() {
+fn cluster_change_that_waits_for_backup_requests_one_backup() {
     let asked = |cluster: &EtcdCluster| {
         let annotations = created(cluster).metadata.annotations.unwrap_or_default();
         annotations.get(ANNOTATION_BACKUP_REQUESTED).cloned()
@@ -241,7 +244,7 @@ fn stored(name: &str, status: &Value) -> EtcdBackup {
 }
 
 #[test]
-fn invariant_32_only_backup_of_this_cluster_id_counts() {
+fn invariant_32_only_backup_with_current_cluster_id_counts_for_change() {
     let complete = |name: &str, id: &str, hour: u8| {
         let date = format!("2026-11-27T{hour:02}:00:00Z");
         stored(

@@ -183,7 +183,7 @@ fn newer_backup_is_copied_while_condition_reports_previous_copy() {
 
 /// Invariant 10: an attempt that crashes the operator is counted, and the next process waits.
 #[test]
-fn invariant_10_attempt_is_counted_before_it_starts() {
+fn invariant_10_copy_attempt_is_counted_before_start_and_backs_off() {
     let mut backup = with(|_| ());
     let mut time = 0;
     for (attempt, pause) in [

@@ -106,7 +106,7 @@ fn invariant_28_endpoint_without_grant_starts_no_transfer() {
 
 /// Invariant 28: users can change DNS names of their namespace, so the operator connects to the addresses of pods.
 #[test]
-fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
+fn invariant_28_operator_connects_to_member_pods_and_checks_cluster_id() {
     let planned = |reaches: &[EndpointReach]| {
         let inputs = of_endpoints(store(), reaches);
         match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
@@ -204,7 +204,7 @@ fn backup_pod_argument_contains_complete_order() {
 }
 
 #[test]
-fn removal_task_contains_newest_backup_and_other_owners() {
+fn removal_job_contains_newest_backup_other_etcdbackups_and_time() {
     let mut backup = periodic();
     backup.status.get_or_insert_default().location = Some("s3://b/newest".to_owned());
     let others = BTreeSet::from(["another".to_owned()]);

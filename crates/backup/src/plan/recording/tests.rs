@@ -87,7 +87,7 @@ fn reason(plan: &RecordingPlan) -> Reason {
 }
 
 #[test]
-fn invariant_10_missing_agent_is_recorded_and_then_created() {
+fn invariant_10_status_records_agent_before_deployment_is_created() {
     // The status of `new` is empty, so this plan only records the agent. The next plan creates the Deployment.
     let new = with(|backup| backup["status"] = json!({}));
     let recorded = plan(&new, &inputs(&new, AgentState::Missing), at(0));
@@ -108,7 +108,7 @@ fn invariant_10_missing_agent_is_recorded_and_then_created() {
 }
 
 #[test]
-fn agent_is_read_only_when_its_check_is_due() {
+fn agent_is_observed_only_when_its_check_is_due() {
     let backup = with(|_| {});
     // The last check of the agent was at second -5. While the condition `Recording` is missing, the next check is due 5
     // s later.
@@ -171,7 +171,7 @@ fn problem_of_agent_pod_is_reported_if_agent_has_no_report() {
 }
 
 #[test]
-fn removal_of_continuous_block_stops_agent_before_report_is_removed() {
+fn continuous_status_is_cleared_only_after_agent_has_ended() {
     let on = with(|_| {});
     let deployment = applied(&plan(&on, &inputs(&on, AgentState::Missing), at(0))).clone();
     let off = with(|backup| {
@@ -287,7 +287,7 @@ fn secrets(deployment: &Value) -> Vec<String> {
 }
 
 #[test]
-fn agent_without_encryption_is_stopped_if_key_is_missing() {
+fn agent_that_does_not_encrypt_is_stopped_if_spec_key_is_missing() {
     let plain = with(|_| {});
     let encrypted = with(|backup| backup["spec"]["encryption"] = json!({ "secret": "keys" }));
     for (running, stops) in [(&plain, true), (&encrypted, false)] {
@@ -309,7 +309,7 @@ fn agent_without_encryption_is_stopped_if_key_is_missing() {
 }
 
 #[test]
-fn missing_new_key_is_reported_while_agent_records_with_old_key() {
+fn missing_new_encryption_key_is_reported_while_agent_uses_old_key() {
     let old = with(|backup| backup["spec"]["encryption"] = json!({ "secret": "keys" }));
     let missing = inputs(&old, AgentState::Missing);
     let deployment = applied(&plan(&old, &missing, at(0))).clone();

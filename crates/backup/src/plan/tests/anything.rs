@@ -109,7 +109,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn no_parsable_etcdbackup_causes_panic_of_planner(
+    fn planner_never_panics_on_parsable_etcdbackup(
         fields in prop::collection::vec(field(), 0..8),
         work in prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6]),
         second in prop::sample::select(vec![0, 5, 100_000, -100_000]),

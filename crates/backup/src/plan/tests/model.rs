@@ -461,7 +461,7 @@ fn faults() -> impl Strategy<Value = Fault> {
 /// Each attempt crashes the operator. Without the limit of unfinished attempts, the operator would repeat this backup
 /// forever, and each crash would interrupt all other transfers.
 #[test]
-fn backup_fails_after_transfer_repeatedly_crashes_operator() {
+fn backup_fails_if_its_transfer_repeatedly_crashes_operator() {
     for interval in [0, 100_000] {
         let mut world = World::new(None, interval);
         for _ in 0..200 {

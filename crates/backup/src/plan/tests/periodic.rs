@@ -392,7 +392,7 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
 /// The removal started before the newest backup was stored, and has not listed this backup. The operator therefore
 /// repeats the removal.
 #[test]
-fn removal_is_repeated_if_it_ran_during_newest_backup() {
+fn retention_is_repeated_if_it_did_not_list_newest_backup() {
     let backup = first_complete(|_| {});
     let with_newest = |location: &str| RemovalResult {
         backups: vec![Listed {
@@ -424,7 +424,7 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
 /// If a backup takes longer than its interval, the next backup is due when the first backup ends. The operator applies
 /// the retention rules before the next backup starts.
 #[test]
-fn retention_runs_before_next_due_backup() {
+fn retention_runs_before_due_backup_starts() {
     // The interval is two seconds. The backup started at second 0 and ended at second 5, so at second 8 the next backup
     // is due.
     let backup = first_complete(|object| {

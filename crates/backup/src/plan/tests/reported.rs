@@ -146,7 +146,7 @@ fn next_backup_time_is_reported_unless_backup_is_due() {
 
 /// The next backup is scheduled although old backups cannot be removed.
 #[test]
-fn next_backup_time_is_reported_during_failed_removal() {
+fn next_backup_time_is_reported_although_retention_fails() {
     let complete = first_complete(|_| ());
     let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));
@@ -170,7 +170,7 @@ fn completed_backup_reports_cluster_and_size_and_duration() {
 
 /// `kubectl wait`, Helm and Flux wait until the status reports the new generation.
 #[test]
-fn changed_spec_of_complete_backup_is_reported_as_observed() {
+fn status_of_complete_backup_reports_new_generation() {
     let backup = begun(|_| ());
     let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
     let mut complete = after(backup.clone(), &plan(&backup, &done, at(5)), at(5));

@@ -147,7 +147,7 @@ fn window_delays_repeated_and_scheduled_verifications() {
 
 /// A change of the cluster waits for this verification.
 #[test]
-fn requested_backup_is_verified_outside_window() {
+fn requested_backup_is_verified_outside_of_verification_window() {
     let complete = json!({ "lastSuccessDate": "2026-01-02T00:01:00Z" });
     let mut requested = backup(in_window("0 10 * * *"), complete);
     let annotation = api::names::ANNOTATION_BACKUP_REQUESTED.to_owned();
@@ -158,7 +158,7 @@ fn requested_backup_is_verified_outside_window() {
 }
 
 #[test]
-fn second_verification_of_namespace_waits() {
+fn second_verification_in_namespace_waits_for_first() {
     let alone = VerificationInputs {
         has_turn: false,
         ..inputs(PodState::NotRead)
@@ -324,7 +324,7 @@ fn failed_verification_is_repeated_with_growing_pauses() {
 }
 
 #[test]
-fn newest_backup_is_verified_if_pod_of_older_backup_is_lost() {
+fn newest_backup_is_verified_if_pod_for_older_backup_is_missing() {
     let older =
         json!({ "verification": { "location": OLDER, "startTime": "2026-01-02T11:59:00Z" } });
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());

@@ -86,7 +86,7 @@ fn long_lag_or_problem_without_known_lag_is_reported_as_delayed() {
 }
 
 #[test]
-fn message_of_condition_names_problem_of_retention() {
+fn recording_condition_reports_retention_problem() {
     let mut verdict = report(10, Some(9), None);
     if let RecordingVerdict::Reported { report, .. } = &mut verdict {
         let problem = "old bases cannot be deleted: access denied";
@@ -103,7 +103,7 @@ fn message_of_condition_names_problem_of_retention() {
 }
 
 #[test]
-fn message_of_condition_and_event_name_missing_new_key() {
+fn recording_condition_and_event_report_missing_new_encryption_key() {
     let mut verdict = report(10, Some(9), None);
     if let RecordingVerdict::Reported { obstacle, .. } = &mut verdict {
         let problem = "spec.encryption.key: the Secret has no entry 2027";

@@ -201,7 +201,7 @@ fn new_server_name_reissues_only_server_certificates() {
 }
 
 #[test]
-fn proxies_get_one_certificate_that_is_renewed() {
+fn grpc_proxies_share_one_certificate_that_is_renewed() {
     let mut story = Story::formed(true);
     story.certificates().rule.as_mut().unwrap().proxy = Some("db-proxy".into());
     let writes = story.of_certificates();

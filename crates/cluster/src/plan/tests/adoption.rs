@@ -179,7 +179,7 @@ fn invariant_7_joined_cluster_is_recorded_without_bootstrap() {
     assert_eq!(cluster_id, Some(CLUSTER));
     assert!(
         intent.members.is_empty(),
-        "a joined cluster has no first members"
+        "a joined cluster must have no first members"
     );
     let silent = joins().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
@@ -346,12 +346,12 @@ fn join_annotation_without_effect_needs_no_grant() {
     moved.observed.join = vec!["http://x:2379".into()];
     assert!(
         moved.plan().problems.is_empty(),
-        "the operator bootstrapped the cluster"
+        "a cluster that the operator bootstrapped needs no grant"
     );
     moved.observed.intent.as_mut().unwrap().members.clear();
     assert!(
         moved.plan().problems.is_empty(),
-        "the cluster has no external member"
+        "a cluster without an external member needs no grant"
     );
 }
 

@@ -231,14 +231,14 @@ fn suspended_backups_are_reported_as_problem() {
 }
 
 #[test]
-fn change_that_spec_does_not_name_needs_no_backup() {
+fn change_missing_in_before_changes_needs_no_backup() {
     let scene = upgrade().guarded(&["Recovery", "Restore", "Shrink"]);
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     assert_eq!(shrinking().guarded(&["Upgrade"]).changes().len(), 1);
 }
 
 #[test]
-fn broken_member_is_repaired_without_backup() {
+fn rollback_of_one_member_needs_no_backup() {
     let scene = towards("3.6.15", "3.6.15")
         .guarded(&["Upgrade"])
         .changed("b", "3.6.15", "3.6.16");
@@ -291,7 +291,7 @@ fn invariant_32_recovery_needs_backup_that_is_recent_at_quorum_loss() {
 
 /// A member sends a snapshot even without a quorum, so a user can back up the data with which the recovery continues.
 #[test]
-fn recovery_accepts_backup_of_survivor_after_loss() {
+fn recovery_accepts_backup_of_survivor_taken_after_quorum_loss() {
     let scene = approved(one_left()).guarded(&["Recovery"]);
     assert!(begun(&scene.backed_up(990)).is_some());
 }

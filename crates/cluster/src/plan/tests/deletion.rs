@@ -87,7 +87,7 @@ fn waits_for(scene: &Scene, reason: Reason) -> String {
 }
 
 #[test]
-fn finalizer_follows_policy_of_idle_cluster() {
+fn backup_finalizer_follows_deletion_policy_while_cluster_is_idle() {
     assert_eq!(finalizer(&three()), Some(true));
     assert_eq!(
         finalizer(&with_finalizers(three(), &[FINALIZER_BACKUP])),
@@ -141,7 +141,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
     assert_eq!(
         again.start_time,
         Time(at(1000)),
-        "the backup is requested again"
+        "the backup must be requested again"
     );
     // The next request must be later than this backup, so the operator waits for the next second.
     assert_eq!(with(1000, 99).record_written(), None);
@@ -154,7 +154,7 @@ fn invariant_41_deletion_needs_newer_backup_with_all_revisions() {
     assert_eq!(
         finalizer(&with(995, 100)),
         None,
-        "the backup is recorded first"
+        "the backup must be recorded first"
     );
 }
 
@@ -197,7 +197,7 @@ fn invariant_41_volumes_get_owner_before_deletion_continues() {
 }
 
 #[test]
-fn other_changes_wait_while_deletion_waits() {
+fn upgrade_waits_while_deletion_waits_for_backup() {
     let mut scene = guarded(towards("3.6.15", "3.6.16").compared());
     let backup = scene.desired.object.spec.backup.as_mut().unwrap();
     backup.before_changes = vec![ClusterChange::Upgrade];
@@ -261,7 +261,7 @@ fn deletion_continues_if_it_destroys_no_data() {
 }
 
 #[test]
-fn paused_cluster_is_backed_up_but_not_healed() {
+fn deletion_of_paused_cluster_requests_backup_but_repairs_nothing() {
     let mut scene = deleted(three().without_pod("b"));
     scene.desired.paused = true;
     assert!(scene.record_written().is_some());

@@ -94,7 +94,7 @@ fn member_is_drained_for_one_second_before_restart() {
 }
 
 #[test]
-fn stale_data_comparison_is_repeated_before_restart() {
+fn outdated_comparison_of_data_is_repeated_before_restart() {
     let mut scene = upgraded();
     scene.observed.hashes.clear();
     assert!(scene.plan().asks.is_some());

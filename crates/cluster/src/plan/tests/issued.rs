@@ -104,7 +104,7 @@ fn invariant_20_certificates_are_requested_before_bootstrap() {
 }
 
 #[test]
-fn missing_cert_manager_is_reported_and_stops_requests() {
+fn missing_cert_manager_is_reported_and_no_certificate_is_requested() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     let published = made();
     let mut target = secret("db-peer-certs", &published);
@@ -185,7 +185,7 @@ fn invariant_20_certificate_of_new_authority_waits_for_running_members() {
 }
 
 #[test]
-fn invalid_spec_stops_requests_but_not_publications() {
+fn invalid_spec_stops_certificate_requests_but_not_publications() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.invalid = Some("spec.size is 9".to_owned());
     see(&mut scene, Ok(&[]), &[secret("db-peer-issued", &made())]);

@@ -108,7 +108,7 @@ fn invariant_25_volumes_of_externally_removed_majority_are_kept() {
 /// A person removes a second member before the first removed member is replaced. Together, the two members are a
 /// majority.
 #[test]
-fn second_removal_records_loss_of_majority_on_both_volumes() {
+fn second_external_removal_records_majority_loss_on_both_volumes() {
     let scene = vanished(three(), &["b", "c"]);
     let scene = noted(scene, "b", since(40, false));
     let expected = [

@@ -160,7 +160,7 @@ fn invariant_39_new_version_without_new_image_is_reported() {
 }
 
 #[test]
-fn invariant_39_answer_of_old_container_is_not_compared() {
+fn invariant_39_version_answer_of_old_container_is_ignored() {
     let mut scene = mislabeled().answers_as("b", "3.5.35");
     scene.observed.pods.get_mut("b").unwrap().changed = Some(Changed {
         from: "3.5.35".to_owned(),

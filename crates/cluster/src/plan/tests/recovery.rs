@@ -233,7 +233,7 @@ fn approval_given_before_quorum_loss_starts_no_recovery() {
     assert_eq!(
         recorded(&early),
         None,
-        "the stale approval is already recorded"
+        "the stale approval must not be recorded again"
     );
 
     let mut scene = approved(one_left());

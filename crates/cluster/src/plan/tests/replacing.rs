@@ -285,7 +285,7 @@ fn failing(scene: Scene, member: &str, joins: bool) -> Scene {
 }
 
 #[test]
-fn failing_joining_member_with_stale_list_is_removed_or_its_pod_recreated() {
+fn joining_member_with_stale_list_is_removed_or_recreated_on_its_volume() {
     let joining = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")

@@ -120,7 +120,7 @@ fn member_with_data_unreadable_by_both_minor_releases_is_replaced() {
     assert_eq!(
         set_back(false, 9),
         [],
-        "the previous image could read the data, so the new image may be the cause"
+        "the member must be kept, because the previous image could read the data"
     );
 }
 

@@ -276,7 +276,7 @@ fn rollback_is_allowed_if_one_member_never_ran_new_version() {
 }
 
 #[test]
-fn single_failed_member_is_rolled_back_without_quorum() {
+fn failed_sole_member_is_rolled_back_without_quorum() {
     let scene = Scene::formed(&["a"]).runs("a", "3.5.35").wants("3.5.35");
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());

@@ -122,7 +122,7 @@ fn pod_with_id_of_another_cluster_is_kept_and_reported() {
 }
 
 #[test]
-fn service_of_member_that_is_no_longer_needed_is_deleted() {
+fn unused_member_service_is_deleted_if_cluster_has_full_size() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }

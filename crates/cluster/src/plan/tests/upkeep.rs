@@ -162,7 +162,7 @@ fn full_database_is_compacted_if_spec_sets_retained_revisions() {
 }
 
 #[test]
-fn defragmentation_is_delayed_after_ineffective_run() {
+fn defragmentation_is_delayed_after_run_that_freed_no_space() {
     let mut scene = full(100, 20);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
     over.members[0].size_after = Some(QUOTA);
@@ -226,7 +226,7 @@ fn full_database_is_defragmented_after_compaction() {
 }
 
 #[test]
-fn compaction_is_delayed_after_ineffective_run() {
+fn compaction_is_delayed_after_run_that_freed_no_space() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(0);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
@@ -423,7 +423,7 @@ fn defragmentation_runs_once_per_scheduled_time() {
     assert_eq!(
         scene.writes(),
         [],
-        "the defragmentation for this scheduled time has already begun"
+        "the defragmentation for this scheduled time must not begin again"
     );
     let mut nothing = three(90, 90);
     nothing.desired = scene.desired;

@@ -179,7 +179,7 @@ fn invariant_20_deleted_authority_is_replaced_in_steps() {
 }
 
 #[test]
-fn invariant_20_emptied_authority_is_replaced_in_steps() {
+fn invariant_20_emptied_authority_secret_is_replaced_in_steps() {
     for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
         *story.authority(scope) = held(None);
@@ -399,7 +399,7 @@ fn invariant_20_loss_of_second_authority_skips_no_rotation_step() {
 
 /// The old authority stays trusted until every member was started with the new authority, even if other faults occur.
 #[test]
-fn invariant_20_old_authority_stays_until_all_members_trust_next() {
+fn invariant_20_old_authority_stays_until_all_members_trust_new_one() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-peer-ca");
     story.settle();
