@@ -305,6 +305,6 @@ async fn capture_model_detects_uploads_that_are_not_stored() {
 }
 
 #[test]
-fn model_of_etcd_has_cluster_of_base() {
+fn simulated_etcd_has_cluster_id_of_base() {
     assert_eq!(CLUSTER, base().base.cluster_id.0);
 }

@@ -16,7 +16,7 @@ fn find(names: &[SegmentName]) -> Chain {
 }
 
 #[test]
-fn chain_is_found_in_any_order_of_the_listing() {
+fn chain_is_found_in_reversed_and_in_empty_listing() {
     let expected = names(4, 0);
     let mut listed = expected.clone();
     listed.reverse();
