@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn range_is_divided_at_keys() {
+    fn range_is_divided_at_keys_and_ranges() {
         let all = KeyRange::all();
         assert_eq!(all.after(None), all);
         assert_eq!(all.up_to(None), all);

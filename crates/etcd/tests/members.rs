@@ -262,7 +262,7 @@ async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
 }
 
 #[tokio::test]
-async fn dead_member_is_skipped_and_its_url_reported() {
+async fn dead_member_is_skipped_and_error_contains_its_url() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);

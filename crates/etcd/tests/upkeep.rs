@@ -44,7 +44,7 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
         };
         assert!(
             !full.errors.is_empty(),
-            "{minor}: the status reports the alarm"
+            "{minor}: the status must report the alarm"
         );
         assert_eq!(client.alarms(&via).await.unwrap(), [alarm]);
 

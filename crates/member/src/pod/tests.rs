@@ -115,7 +115,11 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     }
     let own =
         r#"{"pod":{"etcdEnv":[{"name":"ETCD_FEATURE_GATES","value":"InitialCorruptCheck=true"}]}}"#;
-    assert_eq!(variables("3.6.16", own), [learners, gates], "once");
+    assert_eq!(
+        variables("3.6.16", own),
+        [learners, gates],
+        "a variable is duplicated"
+    );
 }
 
 fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
