@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn documented_metrics_are_the_metrics_of_mirrors() {
+    fn mirror_metrics_match_documentation() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
         let document = std::fs::read_to_string(path).unwrap();
         let own = DESCRIPTIONS.map(|(name, _)| format!("{PREFIX}{name}"));

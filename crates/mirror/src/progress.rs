@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoint_ends_reported_failure() {
+    fn failure_is_reported_once_and_cleared_by_checkpoint() {
         let monitor = Monitor::default();
         let trouble = |reason| Trouble::new(reason, "m");
         assert!(monitor.fail(trouble(Reason::SourceUnreachable)));

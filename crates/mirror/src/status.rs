@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_alone_are_written_only_every_ten_seconds() {
+    fn status_with_only_changed_numbers_is_written_every_ten_seconds() {
         let mut mirror = mirror();
         let first = computed(&mirror, following(0, Some(100)), 100);
         assert!(is_due(None, &first, at(100)));
