@@ -477,7 +477,7 @@ fn observed_pod() -> Pod {
 /// No old member is left, so clients may have written to an earlier pod of the seed. A new pod without a volume does
 /// not contain these writes.
 #[tokio::test]
-async fn late_seed_pod_without_volume_is_deleted() {
+async fn seed_pod_without_volume_is_deleted_if_no_old_member_is_left() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {

@@ -174,7 +174,7 @@ fn newest_backup_of_etcdbackup_is_found() {
 }
 
 #[test]
-fn newest_backup_on_pvc_is_found() {
+fn newest_backup_is_found_on_pvc_but_not_in_local_directory() {
     let found = |kind: &str, block: Value, location: &str| {
         let mut spec = json!({ "storageType": kind });
         spec[kind.to_lowercase()] = block;
