@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn readyz_names_held_shards() {
+    fn readyz_lists_held_shards() {
         let readiness = Readiness::default();
         readiness.ready();
         assert_eq!(readiness.answer().1, "ok\n");
