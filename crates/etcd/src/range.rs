@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_overlap_if_one_begins_with_other() {
+    fn prefix_ranges_overlap_if_one_prefix_begins_with_the_other() {
         for (one, other, expected) in [
             (&b"/a/"[..], &b"/a/"[..], true),
             (b"/a/", b"/a/b/", true),

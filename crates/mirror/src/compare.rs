@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_mirrors_are_neither_copied_nor_deleted() {
+    fn keys_of_mirror_records_are_neither_copied_nor_deleted() {
         let mapping = Mapping::new("", "");
         let record = "etcd.database.coreos.com/mirror/registry";
         let found = compare(

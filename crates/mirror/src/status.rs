@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_keeps_last_known_progress() {
+    fn status_keeps_last_known_progress_during_trouble() {
         let mut mirror = mirror();
         mirror.status = Some(computed(&mirror, following(0, Some(100)), 100));
         let trouble = Trouble::new(Reason::SourceUnreachable, "no answer");

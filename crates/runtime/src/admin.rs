@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_served_as_open_metrics() {
+    async fn metrics_are_served_in_openmetrics_format() {
         let mut registry = Registry::default();
         let counter = Counter::<u64>::default();
         registry.register("seen", "How often", counter.clone());

@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_flag_of_v0_9_4_is_accepted() {
+    fn every_flag_of_coreos_operator_v0_9_4_is_accepted() {
         for old in [
             "-listen-addr=0.0.0.0:8080",
             "-chaos-level=1",

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_grant_covers_exact_host_and_port() {
+    fn endpoint_grant_covers_only_matching_host_and_port() {
         for (grant, url, allowed) in [
             ("b=etcd.example.com", "http://etcd.example.com:2379", true),
             ("b=etcd.example.com", "https://etcd.example.com:2379/", true),

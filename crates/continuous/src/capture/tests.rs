@@ -295,7 +295,7 @@ async fn capture_records_all_changes_or_a_gap_with_its_cause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn capture_model_detects_uploads_that_are_not_stored() {
+async fn capture_model_detects_lost_uploads() {
     for seed in 0..SEEDS {
         if Box::pin(run(seed, true)).await.is_err() {
             return;

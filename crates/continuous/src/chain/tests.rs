@@ -66,7 +66,7 @@ fn duplicate_segment_is_reported_and_used_once() {
 }
 
 #[test]
-fn longest_branch_of_concurrent_recorders_is_used() {
+fn chain_uses_longest_branch_of_concurrent_recorders() {
     let (short, long) = (names(2, 1), names(3, 2));
     for listed in [[short.clone(), long.clone()], [long.clone(), short.clone()]] {
         let chain = find(&listed.concat());

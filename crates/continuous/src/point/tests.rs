@@ -208,7 +208,7 @@ async fn point_in_gap_is_refused_with_nearest_points_around_gap() {
 
 /// The agent was stopped, and nothing has changed before the next base.
 #[tokio::test]
-async fn time_between_chains_is_found_if_nothing_changed() {
+async fn revision_for_time_between_chains_is_found_if_nothing_changed() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;

@@ -57,7 +57,7 @@ fn full_segment_is_sealed_before_next_record() {
 }
 
 #[test]
-fn record_above_segment_limit_gets_own_segment() {
+fn record_larger_than_segment_limit_gets_own_segment() {
     let tiny = Limits {
         bytes: 1,
         ..limits()

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_version_change_is_shown_with_its_path() {
+    fn allowed_version_change_is_shown_with_upgrade_path() {
         let plan = planned("3.5.35", "3.5.35", "3.6.16").unwrap();
         assert!(plan.is_change);
         for part in [

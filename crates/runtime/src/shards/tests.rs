@@ -77,7 +77,7 @@ fn invariant_40_leaving_shard_waits_for_running_reconcile() {
 }
 
 #[test]
-fn acquired_shard_is_reported_once_to_each_controller() {
+fn each_shard_acquisition_is_reported_once_to_each_controller() {
     let shards = Shards::divided(8);
     drop(shards.acquisitions());
     let mut all = [

@@ -167,7 +167,7 @@ impl Simulation {
 
 /// Invariant 38: etcd applies each transaction at exactly the recorded revision.
 #[test]
-fn reordered_transactions_keep_their_revisions() {
+fn transactions_processed_out_of_order_keep_their_revisions() {
     for seed in 0..300 {
         let mut rng = StdRng::seed_from_u64(seed);
         let share = rng.random_range(0.0..1.0);

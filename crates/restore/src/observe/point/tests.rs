@@ -258,7 +258,7 @@ fn recorded_encrypted_base_has_key_and_size_of_stored_object() {
 }
 
 #[test]
-fn encryption_error_names_key_or_secret() {
+fn point_encryption_error_contains_key_secret_or_segment() {
     let encrypted = PointError::Encrypted(BaseKey {
         name: "2026".to_owned(),
         id: "ab12".to_owned(),

@@ -203,7 +203,7 @@ async fn search_report_with_another_point_is_refused() {
 }
 
 #[tokio::test]
-async fn missing_secret_with_keys_is_reported_before_search() {
+async fn missing_key_secret_is_reported_before_search() {
     let mut restore = restore_to(&json!({ "revision": 13 }));
     let encryption = json!({ "secret": "keys" });
     restore.spec.encryption = Some(serde_json::from_value(encryption).unwrap());
@@ -233,7 +233,7 @@ async fn search_report_in_pod_of_another_owner_is_ignored() {
 
 /// Invariant 13: a forged report names a snapshot of another directory.
 #[tokio::test]
-async fn invariant_13_report_with_foreign_snapshot_is_refused() {
+async fn invariant_13_search_report_with_foreign_snapshot_is_refused() {
     let at = json!({ "revision": 13 });
     let SearchReport::Found(found) = searched(&at).await else {
         panic!("the point was not found");
