@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_range_contains_exactly_its_keys() {
+    fn prefix_and_key_ranges_contain_exactly_their_keys() {
         for (prefix, expected) in [
             (&b""[..], range(b"\0", b"\0")),
             (b"/a/", range(b"/a/", b"/a0")),

@@ -81,7 +81,7 @@ async fn client_reads_members_and_status_on_every_minor() {
 
 /// The test reads the metrics on the client port, where etcd serves them if the port has no TLS.
 #[tokio::test]
-async fn health_listener_reports_same_data_as_status_call() {
+async fn health_data_matches_status_call_and_missing_answer_is_an_error() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let health = etcd.client_url.trim_start_matches("http://").to_owned();

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_a_mirror_causes_one_notice() {
+    fn each_copy_causes_one_notice_and_number_of_notices_is_limited() {
         let monitor = Monitor::default();
         monitor.begin_copy(CopyReason::Initial);
         monitor.begin_copy(CopyReason::Initial);

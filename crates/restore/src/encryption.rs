@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_with_available_key_is_accepted() {
+    fn unencrypted_backup_and_backup_with_available_key_are_accepted() {
         assert_eq!(checked(false, None), Ok(()));
         assert_eq!(checked(true, Some(ID)), Ok(()));
     }

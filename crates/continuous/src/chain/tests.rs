@@ -140,7 +140,7 @@ proptest! {
 
     /// Any segments may be missing. The search does not panic, and the revisions of the chain are consecutive.
     #[test]
-    fn chain_of_incomplete_listing_has_consecutive_revisions(
+    fn chain_of_incomplete_listing_is_consecutive_and_reports_faults(
         keep in proptest::collection::vec(any::<bool>(), 10),
         tags in proptest::collection::vec(0_i64..2, 2),
     ) {

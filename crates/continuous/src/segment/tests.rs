@@ -400,7 +400,7 @@ proptest! {
 }
 
 #[test]
-fn sealed_segments_of_equal_records_are_equal() {
+fn sealed_segments_are_equal_only_if_records_are_equal() {
     let first = sealed(&[record(11)]);
     assert_eq!(first, sealed(&[record(11)]));
     assert_ne!(first.digest, sealed(&[record(11), record(12)]).digest);

@@ -60,7 +60,7 @@ async fn put_many(lab: &Lab, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_before_recording_causes_gap() {
+async fn compaction_before_recording_causes_gap_that_replay_refuses() {
     let lab = Lab::new("3.6").await;
     put_many(&lab, 5).await;
     let base = lab.base().await;

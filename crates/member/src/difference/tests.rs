@@ -131,7 +131,7 @@ fn changes_of_reserved_labels_and_annotations_are_ignored() {
 }
 
 #[test]
-fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
+fn only_spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
     let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,

@@ -75,7 +75,7 @@ fn apply(follower: &mut Follower) -> Vec<String> {
 }
 
 #[test]
-fn transactions_with_different_keys_are_combined() {
+fn transactions_are_combined_unless_they_change_same_key() {
     let mut follower = follower(None);
     let events = [
         (10, "a/0"),

@@ -114,7 +114,7 @@ fn recorded_backup_contains_point_and_snapshot_of_base() {
 }
 
 #[test]
-fn directory_of_etcdbackup_contains_its_uid() {
+fn directory_of_etcdbackup_has_uid_and_its_own_complete_time() {
     let backup = |location: &str| -> EtcdBackup {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
