@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_time_advances_only_after_requested_revision_is_stored() {
+    fn complete_time_advances_only_after_probed_revision_is_stored() {
         let monitor = begun();
         monitor.probed(CLUSTER, BASE_REVISION, 2_000);
         assert_eq!(monitor.read().complete_time, Some(2_000));

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_permission_to_list_uploads_blocks_neither_retention_nor_removal() {
+    async fn denied_list_of_unfinished_uploads_blocks_neither_tidy_nor_remove_all() {
         let directory = tempfile::tempdir().unwrap();
         let local = LocalStore::new(directory.path());
         store_base(&local, 7, 10, 0).await;
