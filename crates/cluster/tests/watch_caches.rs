@@ -187,7 +187,7 @@ async fn begin(server: &ApiServer) -> Scene {
 }
 
 #[tokio::test]
-async fn invariant_33_operator_reads_only_before_it_writes() {
+async fn invariant_33_all_objects_are_read_before_a_write_and_none_otherwise() {
     let server = ApiServer::start().await;
     let scene = begin(&server).await;
     let (operator, image) = (scene.operator.clone(), Some("operator".to_owned()));

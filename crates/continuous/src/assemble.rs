@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_form_one_transaction() {
+    fn fragments_of_watch_response_form_one_transaction() {
         let mut assembler = Assembler::new(CLUSTER, 4);
         let first = assembler.push(batch(&[(4, "x"), (5, "a"), (6, "a")], true), 1);
         assert_eq!(revisions(&first), [(5, 1)]);

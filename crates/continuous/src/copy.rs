@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn copy_has_all_segments_up_to_revision() {
+    async fn copy_contains_segments_up_to_requested_revision() {
         let (_directory, store, name) = stored().await;
         for (revision, segments, last) in [
             (10, 0, 10),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_or_damaged_segment_is_not_copied() {
+    async fn copy_fails_at_missing_or_damaged_segment() {
         let (_directory, store, name) = stored().await;
         let (_target, parts) = copied(&store, name, 30).await.unwrap();
         let key = format!("main/{}", parts[2].key);

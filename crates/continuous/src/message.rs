@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gap_with_reserved_or_later_reason_is_a_gap() {
+    fn gap_with_reserved_or_future_reason_is_decoded_as_unknown() {
         for reason in [5, 7] {
             let gap = GapMessage {
                 after_revision: 17,

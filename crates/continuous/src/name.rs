@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn names_round_trip_and_sort_by_revision() {
+    fn object_names_round_trip_and_sort_by_revision() {
         let names = [
             (2, 1),
             (2, 2),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_snapshots_are_recognized() {
+    fn only_snapshot_names_are_recognized_as_snapshots() {
         assert!(is_snapshot(&snapshot_name(1_764_000_000_000_000)));
         for other in [
             "1.snapshot",
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_objects_are_rejected() {
+    fn malformed_segment_and_base_names_are_rejected() {
         let text = name(2, 9).to_string();
         for other in [
             String::new(),

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn segments_are_spooled_to_directory_up_to_its_limit_if_memory_is_full() {
+    async fn segments_are_spooled_up_to_spool_limit_if_memory_is_full() {
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("store");
         fs::create_dir(&store).unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn outbox_without_directory_is_full_at_memory_limit() {
+    fn outbox_without_spool_directory_is_full_at_memory_limit() {
         let local = LocalStore::new("/nonexistent");
         let segments = chain(&base(), 1, 2, 0);
         let mut outbox = Outbox::new(&local, "p/", base().name);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_time_advances_only_after_requested_revision_is_stored() {
+    fn complete_time_advances_only_after_probed_revision_is_stored() {
         let monitor = begun();
         monitor.probed(CLUSTER, BASE_REVISION, 2_000);
         assert_eq!(monitor.read().complete_time, Some(2_000));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn revisions_after_restored_data_count_only_for_the_next_chain() {
+    fn revisions_after_restore_count_only_for_next_chain() {
         let monitor = begun();
         monitor.probed(CLUSTER, BASE_REVISION + 1, 2_000);
         monitor.resets();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_problem_stays_until_old_bases_are_deleted() {
+    fn retention_problem_stays_until_retention_succeeds() {
         let monitor = begun();
         monitor.retention_ends(Some(&"x".repeat(1_000)));
         monitor.probed(CLUSTER, BASE_REVISION, 2_000);

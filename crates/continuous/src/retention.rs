@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn gap_is_reported_between_chains_that_do_not_meet() {
+    fn gap_is_reported_if_next_base_does_not_continue_chain() {
         let bases = [(7, 10), (7, 20), (7, 30), (8, 5)];
         let bases = bases.map(|(cluster, revision)| base_of(cluster, revision));
         let found = gaps(&bases, &[20, 25, 40]);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn base_without_segments_inside_of_a_chain_is_no_gap() {
+    fn base_without_segments_within_older_chain_causes_no_gap() {
         let bases =
             [(7, 10), (7, 20), (7, 30)].map(|(cluster, revision)| base_of(cluster, revision));
         // The answer to the write of the second base was lost, so the chain of the first base continued until the third
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_permission_to_list_uploads_blocks_neither_retention_nor_removal() {
+    async fn denied_list_of_unfinished_uploads_blocks_neither_tidy_nor_remove_all() {
         let directory = tempfile::tempdir().unwrap();
         let local = LocalStore::new(directory.path());
         store_base(&local, 7, 10, 0).await;

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn permanent_errors_are_classified_by_cause() {
+    fn etcd_errors_are_classified_by_cause() {
         assert!(matches!(
             answered("e", 5, "etcdserver: member not found"),
             Error::MemberNotFound

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_range_contains_exactly_its_keys() {
+    fn prefix_and_key_ranges_contain_exactly_their_keys() {
         for (prefix, expected) in [
             (&b""[..], range(b"\0", b"\0")),
             (b"/a/", range(b"/a/", b"/a0")),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_overlap_if_one_begins_with_other() {
+    fn prefix_ranges_overlap_if_one_prefix_begins_with_the_other() {
         for (one, other, expected) in [
             (&b"/a/"[..], &b"/a/"[..], true),
             (b"/a/", b"/a/b/", true),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn range_is_divided_at_keys() {
+    fn range_is_divided_at_keys_and_ranges() {
         let all = KeyRange::all();
         assert_eq!(all.after(None), all);
         assert_eq!(all.up_to(None), all);

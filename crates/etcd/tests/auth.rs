@@ -348,7 +348,7 @@ async fn leaderless(client: &EtcdClient, member: &str) {
 
 /// The token comes from another cluster with a longer Raft log, so the member blocks calls with this token.
 #[tokio::test]
-async fn token_of_other_cluster_that_blocks_calls_is_replaced() {
+async fn client_replaces_blocking_token_from_other_cluster() {
     let mut blocked = 0;
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let secure = certified();

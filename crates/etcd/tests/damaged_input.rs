@@ -91,13 +91,13 @@ proptest! {
     #![proptest_config(cases(128))]
 
     #[test]
-    fn damaged_pages_are_read_or_rejected(database in with_damaged_pages(), chunk in 1..10_000_usize) {
+    fn damaged_pages_are_read_or_rejected_without_panic(database in with_damaged_pages(), chunk in 1..10_000_usize) {
         read(&database, chunk);
         assert_little_memory();
     }
 
     #[test]
-    fn damaged_databases_are_read_or_rejected(
+    fn damaged_databases_are_read_or_rejected_without_panic(
         database in damaged(&databases().iter().map(Vec::as_slice).collect::<Vec<_>>()),
         chunk in 1..10_000_usize,
     ) {
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_metrics_are_read_or_rejected(answer in damaged_text(&[METRICS])) {
+    fn damaged_metrics_are_read_or_rejected_without_panic(answer in damaged_text(&[METRICS])) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let whole = answer == METRICS;
         let pulse = bounded(|| runtime.block_on(ask(answer)));

@@ -81,7 +81,7 @@ async fn client_reads_members_and_status_on_every_minor() {
 
 /// The test reads the metrics on the client port, where etcd serves them if the port has no TLS.
 #[tokio::test]
-async fn health_listener_reports_same_data_as_status_call() {
+async fn health_data_matches_status_call_and_missing_answer_is_an_error() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let health = etcd.client_url.trim_start_matches("http://").to_owned();
@@ -262,7 +262,7 @@ async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
 }
 
 #[tokio::test]
-async fn dead_member_is_skipped_and_its_url_reported() {
+async fn dead_member_is_skipped_and_error_contains_its_url() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);

@@ -44,7 +44,7 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
         };
         assert!(
             !full.errors.is_empty(),
-            "{minor}: the status reports the alarm"
+            "{minor}: the status must report the alarm"
         );
         assert_eq!(client.alarms(&via).await.unwrap(), [alarm]);
 
@@ -126,7 +126,7 @@ async fn invariant_29_etcd_3_7_starts_on_log_of_3_5_only_after_preparation() {
 }
 
 #[tokio::test]
-async fn member_list_is_readable_during_corrupt_alarm() {
+async fn corrupt_alarm_blocks_writes_but_neither_member_list_nor_disarm() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));

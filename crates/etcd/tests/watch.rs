@@ -32,7 +32,7 @@ async fn events(watch: &mut Watch, count: usize) -> (Vec<WatchEvent>, usize) {
 }
 
 #[tokio::test]
-async fn watch_delivers_all_properties_of_changes() {
+async fn watch_delivers_value_lease_and_revisions_of_changes() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let mut writer = client(&etcd).await;

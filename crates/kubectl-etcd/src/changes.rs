@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_ends_only_with_status_of_current_spec() {
+    fn wait_ends_if_current_spec_is_ready_or_stalled() {
         let with = |observed: i64, conditions: &[serde_json::Value]| {
             let json = serde_json::json!({ "status": { "observedGeneration": observed, "state": "Scaling",
                 "nextStep": "add a member", "conditions": conditions } });

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_code_is_read_from_status_of_kubelet() {
+    fn exit_code_of_etcdctl_is_read_from_exec_status() {
         let pod = Pod::default();
         let good = status(serde_json::json!({ "status": "Success" }));
         assert_eq!(exit_code(&pod, Some(&good)).unwrap(), 0);

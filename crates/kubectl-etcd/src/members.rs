@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_without_tls_needs_no_certificates() {
+    fn etcdctl_for_pod_without_tls_gets_no_certificates() {
         let plain: Pod = serde_json::from_value(serde_json::json!({
             "metadata": { "name": "a" },
             "spec": { "containers": [{ "name": "etcd", "command": ["/bin/sh", "-ec",
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_voter_precedes_learner_and_unready_pod() {
+    fn ready_voter_is_chosen_before_learner_and_unready_pod() {
         let pods = [
             pod("a", "voter", false, false),
             pod("b", "learner", true, true),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_running_pod_is_reported_with_remedy() {
+    fn missing_or_stopped_member_pod_is_reported() {
         let pods = [pod("a", "voter", false, false)];
         let error = choose("main", &pods, None).unwrap_err();
         assert!(error.to_string().contains("cluster main"), "{error}");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_options_become_flags_in_units_of_etcd() {
+    fn fields_of_spec_etcd_become_flags_in_units_of_etcd() {
         let arguments = Fixture::with(
             r#"{"etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","autoCompactionRetention":"30m",
                 "heartbeatInterval":"200ms","electionTimeout":"2s","snapshotCount":5000,"maxRequestBytes":2097152,"maxTxnOps":1024}}"#,

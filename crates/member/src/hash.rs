@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn spec_hash_ignores_lifetime_and_names_of_issued_certificates() {
+    fn spec_hash_ignores_lifetime_clients_and_issuers_of_certificates() {
         let of = |more: &str| {
             let tls =
                 format!(r#"{{"TLS":{{"certManager":{{"issuerRef":{{"name":"ca"}}{more}}}}}}}"#);

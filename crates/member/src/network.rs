@@ -167,7 +167,11 @@ mod tests {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });
         assert_eq!(sources(2379), json!([member, operator, backup_pod, team]));
-        assert_eq!(sources(2381), Value::Null, "all sources");
+        assert_eq!(
+            sources(2381),
+            Value::Null,
+            "the metrics port must admit all sources"
+        );
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
     }
 

@@ -285,7 +285,7 @@ mod tests {
 
     /// A ResourceQuota for memory limits rejects a pod with a container that has no memory limit.
     #[test]
-    fn verification_containers_limit_same_resources_as_settings() {
+    fn verification_containers_have_limits_only_if_settings_have_limits() {
         let resources = |settings: Value| {
             let spec = built(&settings)["spec"].clone();
             let fetch = spec["initContainers"][0]["resources"].clone();

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn pvc_annotations_identify_its_cluster() {
+    fn pvc_has_annotations_of_cluster_and_requested_storage_class() {
         let fixture = Fixture::durable();
         let claim = volume_claim(&fixture.members(), "db-aaaaaaaaaa").unwrap();
         assert_eq!(claim.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_mirrors() {
+    fn namespace_gets_half_of_concurrent_mirrors_of_shared_operator() {
         let limits = |arguments: &[&str], is_shared: bool| {
             let all = std::iter::once("backup").chain(arguments.iter().copied());
             let limits = Flags::parse_from(all).settings.limits(is_shared);

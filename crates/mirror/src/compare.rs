@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn difference_ends_where_first_page_ends() {
+    fn difference_ends_at_smaller_last_key_of_incomplete_pages() {
         let mapping = Mapping::new("", "");
         let source = page(&[("a", "1"), ("c", "1")], true);
         let destination = page(&[("b", "1"), ("d", "1")], false);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_mirrors_are_neither_copied_nor_deleted() {
+    fn keys_of_mirror_records_are_neither_copied_nor_deleted() {
         let mapping = Mapping::new("", "");
         let record = "etcd.database.coreos.com/mirror/registry";
         let found = compare(

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn mirror_continues_from_its_checkpoint() {
+    fn checkpoint_decides_how_mirror_begins() {
         let source = (SOURCE, 9);
         let new = Checkpoint::new(&identity("m", "/b/"), source);
         let registered = begun(None, source, None);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_prefixes_are_refused() {
+    fn mirror_with_changed_prefix_is_refused() {
         let known = stored(&following(9));
         let changed = identity("m", "/c/");
         let refused = begin(&changed, Some(&known), (SOURCE, 9), DESTINATION, None);
@@ -289,7 +289,7 @@ mod tests {
 
     /// Invariant 42: only one mirror writes to a key.
     #[test]
-    fn invariant_42_overlapping_mirrors_are_refused() {
+    fn invariant_42_mirrors_with_overlapping_prefixes_are_refused() {
         let page = |others: &[(&str, &str)]| KeyPage {
             cluster_id: DESTINATION,
             revision: 1,

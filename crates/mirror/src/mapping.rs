@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_mirrors_are_not_copied() {
+    fn keys_of_mirror_records_are_not_copied() {
         let record = format!("{MIRROR_RECORDS}checkpoint/1");
         let all = Mapping::new("", "");
         assert_eq!(all.to_destination(record.as_bytes()), None);

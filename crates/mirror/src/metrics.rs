@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn lag_in_seconds_grows_while_mirror_is_interrupted() {
+    fn lag_of_interrupted_mirror_is_age_of_its_synced_time() {
         let now = Timestamp::from_second(1_000).unwrap();
         let interrupted = mirror(json!({ "syncedTime": "1970-01-01T00:15:00Z" }));
         let found = values(&interrupted, None, now);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn documented_metrics_are_the_metrics_of_mirrors() {
+    fn mirror_metrics_match_documentation() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
         let document = std::fs::read_to_string(path).unwrap();
         let own = DESCRIPTIONS.map(|(name, _)| format!("{PREFIX}{name}"));

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_a_mirror_causes_one_notice() {
+    fn each_copy_causes_one_notice_and_number_of_notices_is_limited() {
         let monitor = Monitor::default();
         monitor.begin_copy(CopyReason::Initial);
         monitor.begin_copy(CopyReason::Initial);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoint_ends_reported_failure() {
+    fn failure_is_reported_once_and_cleared_by_checkpoint() {
         let monitor = Monitor::default();
         let trouble = |reason| Trouble::new(reason, "m");
         assert!(monitor.fail(trouble(Reason::SourceUnreachable)));

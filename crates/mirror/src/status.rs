@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_keeps_last_known_progress() {
+    fn status_keeps_last_known_progress_during_trouble() {
         let mut mirror = mirror();
         mirror.status = Some(computed(&mirror, following(0, Some(100)), 100));
         let trouble = Trouble::new(Reason::SourceUnreachable, "no answer");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_alone_are_written_only_every_ten_seconds() {
+    fn status_with_only_changed_numbers_is_written_every_ten_seconds() {
         let mut mirror = mirror();
         let first = computed(&mirror, following(0, Some(100)), 100);
         assert!(is_due(None, &first, at(100)));

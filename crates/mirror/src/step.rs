@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_leave_room_for_the_checkpoint() {
+    fn transaction_limits_leave_room_for_checkpoint() {
         let default = Limits::of_destination(None, None);
         assert_eq!(default.operations, 127);
         assert!(default.bytes < 1_572_864 && default.bytes > 1_500_000);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_operations_are_within_limits() {
+    fn operations_are_divided_into_transactions_within_limits() {
         let limits = Limits {
             operations: 2,
             bytes: 200,

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_up_to_their_maximum() {
+    fn retry_pauses_grow_exponentially_up_to_maximum() {
         let failure = Failure::Etcd(Side::Source, Error::Timeout("e".to_owned()));
         let seconds = |failures| pause(&failure, failures).as_secs();
         assert_eq!(

@@ -196,7 +196,7 @@ async fn etcd_3_7_survivor_forms_new_cluster_with_raised_revision() {
 }
 
 #[tokio::test]
-async fn survivor_snapshot_of_other_cluster_or_older_revision_is_rejected() {
+async fn snapshot_of_unreachable_foreign_or_outdated_survivor_is_rejected() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_changes_with_certificate_and_not_with_key() {
+    fn digest_depends_on_certificate_but_not_on_private_key() {
         let one = secret(None, HOST);
         let before = checked(&one, &one).unwrap();
         let other = secret(None, HOST);

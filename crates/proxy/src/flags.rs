@@ -149,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn proxy_sends_requests_as_long_as_members_accept() {
+    fn proxy_request_limit_follows_max_request_bytes_of_members() {
         let spec = json!({ "etcd": { "maxRequestBytes": 3_000_000 }, "grpcProxy": {} });
         assert!(has(&built(spec, "3.6.16"), "--max-send-bytes=3524288"));
     }
 
     #[test]
-    fn releases_without_keepalive_flags_get_none() {
+    fn keepalive_flags_are_omitted_for_releases_without_them() {
         for version in ["3.4.23", "3.5.12"] {
             let arguments = built(json!({ "grpcProxy": {} }), version);
             assert!(!arguments.iter().any(|one| one.contains("keepalive")));

@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_failures_delay_members_for_at_most_tenth_of_time() {
+    fn pause_after_failure_is_ten_times_as_long_as_attempt() {
         assert_eq!(pause(Duration::ZERO), RETRY);
         assert_eq!(pause(Duration::from_secs(1)), Duration::from_secs(10));
         assert_eq!(pause(DEADLINE), Duration::from_secs(100));

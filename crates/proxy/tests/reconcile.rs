@@ -283,7 +283,7 @@ async fn service_of_another_owner_is_not_changed() {
 /// The Deployment of the proxies is applied last, so the other objects exist when the API server rejects the
 /// Deployment.
 #[tokio::test]
-async fn objects_without_deployment_are_deleted() {
+async fn objects_of_proxies_are_deleted_if_deployment_is_missing() {
     let scene = Scene::start().await;
     let labels = json!({ "team": "not a label" });
     scene

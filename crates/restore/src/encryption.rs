@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_with_available_key_is_accepted() {
+    fn unencrypted_backup_and_backup_with_available_key_are_accepted() {
         assert_eq!(checked(false, None), Ok(()));
         assert_eq!(checked(true, Some(ID)), Ok(()));
     }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_changes_are_from_restore_or_etcdbackup() {
+    fn keys_of_recorded_changes_come_from_restore_or_etcdbackup() {
         for (of_restore, of_backup, expected) in [
             (Some("a"), Some("b"), Some("a")),
             (None, Some("b"), Some("b")),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_without_encryption_keys_has_no_secret() {
+    fn restore_without_encryption_uses_no_key_secret() {
         assert!(secret_of(&chosen(Value::Null)).is_none());
         let chosen = chosen(json!({ "secret": "keys" }));
         assert_eq!(secret_of(&chosen).unwrap().name, "keys");

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn documented_metrics_are_the_metrics_of_the_operator() {
+    fn restore_metrics_match_documentation() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
         let document = std::fs::read_to_string(path).unwrap();
         let own = metrics(std::iter::empty());

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_is_parsed_by_operator() {
+    fn search_report_is_parsed_even_with_unknown_reason() {
         let failed = SearchReport::Failed {
             reason: Reason::PointNotRecorded.as_str().to_owned(),
             message: "set another point".to_owned(),

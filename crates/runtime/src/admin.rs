@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn readyz_names_held_shards() {
+    fn readyz_lists_held_shards() {
         let readiness = Readiness::default();
         readiness.ready();
         assert_eq!(readiness.answer().1, "ok\n");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_served_as_open_metrics() {
+    async fn metrics_are_served_in_openmetrics_format() {
         let mut registry = Registry::default();
         let counter = Counter::<u64>::default();
         registry.register("seen", "How often", counter.clone());

@@ -216,7 +216,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn contradicting_scope_flags_are_refused_with_remedy() {
+    fn contradicting_or_malformed_scope_flags_are_refused() {
         let refused = |args: &[&str]| common(args).scope("own").unwrap_err();
         let both = refused(&["--watch-namespace=a", "--cluster-wide"]);
         assert!(both.contains("remove one"), "{both}");
@@ -254,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn flags_with_single_dash_are_accepted() {
+    fn flags_with_single_dash_and_address_without_host_are_accepted() {
         let old = common(&["-cluster-wide", "-create-crd=false", "-listen-addr=:9090"]);
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_flag_of_v0_9_4_is_accepted() {
+    fn every_flag_of_coreos_operator_v0_9_4_is_accepted() {
         for old in [
             "-listen-addr=0.0.0.0:8080",
             "-chaos-level=1",

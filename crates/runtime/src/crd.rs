@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn operator_updates_changed_crd_of_older_release() {
+    fn operator_updates_crd_of_older_release_only_if_changed() {
         assert!(should_write(
             &crd(Some("0.0.9"), "v1beta2", true),
             &crd(None, "v1", true)

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_credentials_secret_is_reported_with_missing_key() {
+    fn invalid_credentials_secret_is_reported_with_its_key() {
         let whole = secret(&[("username", "root"), ("password", "p\n")]);
         assert_eq!(pair(&whole), Ok(("root".to_owned(), "p".to_owned())));
         let long = "x".repeat(73);

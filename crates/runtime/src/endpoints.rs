@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_grant_covers_exact_host_and_port() {
+    fn endpoint_grant_covers_only_matching_host_and_port() {
         for (grant, url, allowed) in [
             ("b=etcd.example.com", "http://etcd.example.com:2379", true),
             ("b=etcd.example.com", "https://etcd.example.com:2379/", true),
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_28_clusters_match_only_exact_names_in_own_namespace() {
+    fn invariant_28_url_matches_only_exact_services_in_own_namespace() {
         let named = |url: &str| clusters_named(url, "b");
         for url in [
             "http://main-client.b.svc:2379",

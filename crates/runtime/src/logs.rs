@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn event_field_named_name_does_not_replace_object_name() {
+    async fn log_field_called_name_does_not_replace_object_name() {
         let lines = logged("info", async {
             in_reconcile(&object(), async { tracing::info!(name = "other", "x") }).await;
         })

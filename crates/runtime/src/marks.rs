@@ -416,7 +416,10 @@ mod tests {
             reconciled: now,
             written,
         };
-        assert!(!claim(None).is_in_delivery(now), "the write failed");
+        assert!(
+            !claim(None).is_in_delivery(now),
+            "a failed write is not in delivery"
+        );
         assert!(claim(Some(now)).is_in_delivery(now + DELIVERY / 2));
         assert!(!claim(Some(now)).is_in_delivery(now + DELIVERY));
     }

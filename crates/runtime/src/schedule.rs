@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn cron_schedule_must_have_five_fields() {
+    fn cron_schedule_is_validated_and_finds_last_and_next_time() {
         for text in [
             "",
             "* * * *",

@@ -210,7 +210,7 @@ mod tests {
             assert!(cache.needs_read(UID, now));
             cache.record_read(UID, now);
         }
-        assert!(cache.needs_read(UID, now), "a read alone ends no change");
+        assert!(cache.needs_read(UID, now), "a read must not end the reads");
         assert!(!cache.needs_read("other", now));
         // After a plan without a step, the object needs no further read.
         cache.record_step(UID, false);

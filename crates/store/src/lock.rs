@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_have_names_of_each_store() {
+    fn lock_modes_have_names_of_each_store() {
         let governance = lock(Mode::Governance, 1);
         let compliance = lock(Mode::Compliance, 1);
         assert_eq!(
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn other_mode_or_earlier_end_is_not_confirmed() {
+    fn object_lock_with_other_mode_or_earlier_end_is_not_confirmed() {
         let wanted = Retention::azure(&lock(Mode::Compliance, 2)).unwrap();
         let after = |seconds: i64| Timestamp::from_second(wanted.until.as_second() + seconds).ok();
         assert!(wanted.is_confirmed_by("Locked", after(0)));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_no_days_is_rejected() {
+    fn object_lock_without_positive_days_is_rejected() {
         for days in [0, -1] {
             let error = Retention::google(&lock(Mode::Compliance, days)).unwrap_err();
             let text = error.to_string();

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn progress_server_answers_each_client() {
+    async fn progress_server_answers_next_client_despite_silent_client() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let moved = Moved {

@@ -144,7 +144,7 @@ fn loss_of_mounted_volumes_keeps_invariants() {
 }
 
 #[test]
-fn model_detects_every_mistake_about_lost_volumes() {
+fn lost_volume_model_detects_each_deliberate_mistake() {
     let mistakes = [
         Mutation::TakesLostVolumesForThere,
         Mutation::ForgetsGivenUpSeeds,

@@ -5,7 +5,7 @@ mod model;
 use super::*;
 
 #[test]
-fn number_or_size_of_segments_makes_base_full() {
+fn base_is_full_at_maximum_number_or_size_of_segments() {
     for (size, expected) in [
         ((0, 0), false),
         ((MAX_SEGMENTS - 1, 99), false),
@@ -30,7 +30,7 @@ fn advertised_urls_without_tls_are_ignored_if_endpoints_have_tls() {
 }
 
 #[test]
-fn chain_is_excessive_only_if_its_listing_is_too_long() {
+fn only_store_error_excessive_makes_chain_excessive() {
     let excessive = store::Error::Excessive {
         endpoint: String::new(),
         problem: String::new(),

@@ -295,7 +295,7 @@ async fn capture_records_all_changes_or_a_gap_with_its_cause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn capture_model_detects_uploads_that_are_not_stored() {
+async fn capture_model_detects_lost_uploads() {
     for seed in 0..SEEDS {
         if Box::pin(run(seed, true)).await.is_err() {
             return;
@@ -305,6 +305,6 @@ async fn capture_model_detects_uploads_that_are_not_stored() {
 }
 
 #[test]
-fn model_of_etcd_has_cluster_of_base() {
+fn simulated_etcd_has_cluster_id_of_base() {
     assert_eq!(CLUSTER, base().base.cluster_id.0);
 }

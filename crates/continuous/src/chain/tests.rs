@@ -16,7 +16,7 @@ fn find(names: &[SegmentName]) -> Chain {
 }
 
 #[test]
-fn chain_is_found_in_any_order_of_the_listing() {
+fn chain_is_found_in_reversed_and_in_empty_listing() {
     let expected = names(4, 0);
     let mut listed = expected.clone();
     listed.reverse();
@@ -66,7 +66,7 @@ fn duplicate_segment_is_reported_and_used_once() {
 }
 
 #[test]
-fn longest_branch_of_concurrent_recorders_is_used() {
+fn chain_uses_longest_branch_of_concurrent_recorders() {
     let (short, long) = (names(2, 1), names(3, 2));
     for listed in [[short.clone(), long.clone()], [long.clone(), short.clone()]] {
         let chain = find(&listed.concat());
@@ -140,7 +140,7 @@ proptest! {
 
     /// Any segments may be missing. The search does not panic, and the revisions of the chain are consecutive.
     #[test]
-    fn chain_of_incomplete_listing_has_consecutive_revisions(
+    fn chain_of_incomplete_listing_is_consecutive_and_reports_faults(
         keep in proptest::collection::vec(any::<bool>(), 10),
         tags in proptest::collection::vec(0_i64..2, 2),
     ) {

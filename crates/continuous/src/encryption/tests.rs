@@ -105,7 +105,7 @@ fn problem(error: Option<ReadError>) -> String {
 }
 
 #[tokio::test]
-async fn segments_are_encrypted_and_bases_are_readable() {
+async fn encrypted_chain_has_encrypted_segments_and_plain_base() {
     let recorded = Recorded::new();
     let base = base_at(10, Some(&first()));
     let segments = chain(&base, 4, 2, 0);
@@ -127,7 +127,7 @@ async fn segments_are_encrypted_and_bases_are_readable() {
 }
 
 #[tokio::test]
-async fn chain_is_readable_after_key_rotation() {
+async fn chain_after_key_rotation_is_readable_only_with_both_keys() {
     let recorded = Recorded::new();
     let base = base_at(10, Some(&first()));
     let segments = chain(&base, 4, 2, 0);
@@ -144,7 +144,7 @@ async fn chain_is_readable_after_key_rotation() {
 }
 
 #[tokio::test]
-async fn read_without_keys_names_id_of_missing_key() {
+async fn error_of_read_without_keys_contains_id_of_missing_key() {
     let recorded = Recorded::new();
     let base = base_at(10, Some(&first()));
     let segments = chain(&base, 1, 2, 0);
@@ -156,7 +156,7 @@ async fn read_without_keys_names_id_of_missing_key() {
 
 /// Invariant 34: a writer to the store can replace a segment.
 #[tokio::test]
-async fn invariant_34_segment_without_encryption_is_refused_if_keys_are_given() {
+async fn invariant_34_reader_with_keys_refuses_unencrypted_segment() {
     let recorded = Recorded::new();
     let base = base_at(10, Some(&first()));
     recorded.store(&base, &chain(&base, 1, 2, 0), None).await;
@@ -180,7 +180,7 @@ async fn damaged_encrypted_segment_is_refused() {
 
 /// Snapshots and large segments are uploaded in several parts.
 #[tokio::test]
-async fn encrypted_upload_returns_same_content() {
+async fn content_of_encrypted_upload_round_trips() {
     let recorded = Recorded::new();
     let store = EncryptedStore::new(&recorded.local, first(), keys([first()]));
     for size in [0, 1, 1 << 16, (1 << 16) + 1, 300_000] {
@@ -220,7 +220,7 @@ async fn invariant_15_compressed_object_is_not_decompressed() {
 }
 
 #[tokio::test]
-async fn store_for_reading_writes_no_content() {
+async fn store_opened_for_reading_rejects_writes() {
     let recorded = Recorded::new();
     for keys in [None, Some(keys([first()]))] {
         let store = EncryptedStore::for_reading(&recorded.local, keys);
@@ -233,7 +233,7 @@ async fn store_for_reading_writes_no_content() {
 
 /// The encryption was turned on between the two bases.
 #[tokio::test]
-async fn point_with_keys_is_found_only_in_encrypted_chain() {
+async fn search_finds_encrypted_points_with_keys_and_plain_points_without() {
     let recorded = Recorded::new();
     let plain = base_at(10, None);
     recorded.store(&plain, &chain(&plain, 4, 2, 0), None).await;
@@ -266,7 +266,7 @@ async fn point_with_keys_is_found_only_in_encrypted_chain() {
 
 /// Invariant 34: a writer to the store can add a later base without encryption.
 #[tokio::test]
-async fn invariant_34_later_base_without_encryption_is_refused_if_keys_are_given() {
+async fn invariant_34_search_with_keys_refuses_later_unencrypted_base() {
     let recorded = Recorded::new();
     let encrypted = base_at(10, Some(&first()));
     let segments = chain(&encrypted, 4, 2, 0);

@@ -51,7 +51,7 @@ async fn at(store: &LocalStore, time: i64) -> Option<(i64, i64, bool)> {
 }
 
 #[tokio::test]
-async fn newest_revision_at_requested_time_is_found() {
+async fn newest_revision_up_to_requested_time_is_found() {
     let (_directory, store) = stored(false).await;
     assert_eq!(at(&store, 999).await, None);
     assert_eq!(at(&store, 1_000).await, Some((10, 1_000, false)));

@@ -175,7 +175,7 @@ async fn points_outside_of_recorded_history_are_refused() {
 }
 
 #[tokio::test]
-async fn nearest_points_around_gap_are_reported() {
+async fn point_in_gap_is_refused_with_nearest_points_around_gap() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, Some(22)).await;
@@ -208,7 +208,7 @@ async fn nearest_points_around_gap_are_reported() {
 
 /// The agent was stopped, and nothing has changed before the next base.
 #[tokio::test]
-async fn time_between_chains_is_found_if_nothing_changed() {
+async fn revision_for_time_between_chains_is_found_if_nothing_changed() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
@@ -245,7 +245,7 @@ async fn later_time_never_has_earlier_revision() {
 
 /// A restore of the recorded cluster sets the revision back.
 #[tokio::test]
-async fn revision_of_two_clusters_is_ambiguous() {
+async fn revision_recorded_from_two_clusters_is_ambiguous() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=30, 0, None).await;
@@ -301,7 +301,7 @@ async fn missing_segment_is_reported_for_points_after_it() {
 
 /// The agent has stopped after it had written a new base, and before it wrote a segment of this base.
 #[tokio::test]
-async fn older_chain_can_contain_latest_revision() {
+async fn latest_revision_is_found_in_older_chain() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     recorded.record(&first, 11..=20, 0, None).await;
@@ -313,7 +313,7 @@ async fn older_chain_can_contain_latest_revision() {
 }
 
 #[tokio::test]
-async fn chain_before_restored_data_is_ignored() {
+async fn chain_recorded_before_restore_is_ignored() {
     let recorded = Recorded::new();
     let first = recorded.base(7, 10, 0).await;
     let reset = Some((31, GapReason::RevisionReset));

@@ -57,7 +57,7 @@ fn full_segment_is_sealed_before_next_record() {
 }
 
 #[test]
-fn record_above_segment_limit_gets_own_segment() {
+fn record_larger_than_segment_limit_gets_own_segment() {
     let tiny = Limits {
         bytes: 1,
         ..limits()
@@ -131,7 +131,7 @@ fn gap_ends_the_chain() {
 }
 
 #[test]
-fn recorder_resumes_after_last_stored_segment() {
+fn recorder_resumes_only_after_last_segment_of_same_chain() {
     let stored = chain(&base(), 2, 3, 0);
     let mut verifier = Verifier::new(&base());
     let mut tip = None;

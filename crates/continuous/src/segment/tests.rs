@@ -149,7 +149,7 @@ fn record_has_specified_encoding() {
 }
 
 #[test]
-fn truncated_segment_is_reported() {
+fn truncated_or_extended_segment_is_rejected() {
     let object = sealed(&fixture::records(11)).object;
     for length in [0, 7, 8, 139, 140, object.len() - 1] {
         let error = error_of(&object[..length]);
@@ -317,7 +317,7 @@ fn invariant_15_scan_rejects_large_message_and_window() {
 
 /// A change without fields has only 2 bytes in a message, but takes far more memory.
 #[test]
-fn number_of_changes_and_records_is_limited() {
+fn excess_changes_and_wrong_number_of_records_are_rejected() {
     let content = [0x1a, 0].repeat(message::MAX_CHANGES + 1);
     let mut message = vec![0x0a];
     prost::encoding::encode_varint(content.len() as u64, &mut message);
@@ -400,7 +400,7 @@ proptest! {
 }
 
 #[test]
-fn sealed_segments_of_equal_records_are_equal() {
+fn sealed_segments_are_equal_only_if_records_are_equal() {
     let first = sealed(&[record(11)]);
     assert_eq!(first, sealed(&[record(11)]));
     assert_ne!(first.digest, sealed(&[record(11), record(12)]).digest);

@@ -63,7 +63,7 @@ impl Stored {
 }
 
 #[tokio::test]
-async fn stored_chain_is_read_completely() {
+async fn stored_chain_is_read_despite_rewrites_and_foreign_objects() {
     let stored = Stored::new().await;
     // A second write of the same base or segment changes nothing. The reader ignores an object that is no segment.
     write_base(&stored.store, PREFIX, &base()).await.unwrap();
@@ -148,7 +148,7 @@ async fn swapped_segments_are_reported() {
 }
 
 #[tokio::test]
-async fn damaged_base_is_rejected() {
+async fn damaged_foreign_or_oversized_base_is_rejected() {
     let stored = Stored::new().await;
     let path = stored.directory.path().join(base_key(PREFIX, base().name));
     for (content, expected) in [

@@ -60,7 +60,7 @@ async fn put_many(lab: &Lab, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_before_recording_causes_gap() {
+async fn compaction_before_recording_causes_gap_that_replay_refuses() {
     let lab = Lab::new("3.6").await;
     put_many(&lab, 5).await;
     let base = lab.base().await;
@@ -189,7 +189,7 @@ async fn capture_continues_after_restart_of_etcd() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn snapshot_without_base_is_deleted() {
+async fn failed_base_leaves_no_snapshot_in_store() {
     let lab = Lab::new("3.6").await;
     let store = FaultyStore::new(lab.store.clone());
     store.fail(
@@ -242,7 +242,7 @@ async fn no_change_is_lost_while_store_is_unavailable() {
 
 /// If the future of [`Capture::run`] is dropped at any time, the next call of `run` continues without losing a change.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_change_is_lost_if_capture_is_dropped() {
+async fn no_change_is_lost_if_future_of_capture_is_dropped() {
     let lab = Lab::new("3.6").await;
     let base = lab.base().await;
     let etcd = EtcdClient::new(Access::default());

@@ -80,11 +80,11 @@ async fn reproduces_hashes(variables: &[(&str, &str)]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_in_flight_reproduce_hashes() {
+async fn replay_with_transactions_in_flight_reproduces_hashes() {
     reproduces_hashes(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_in_flight_reproduce_hashes_with_one_processor() {
+async fn replay_to_etcd_with_one_processor_reproduces_hashes() {
     reproduces_hashes(&[ONE_PROCESSOR]).await;
 }

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_etcd_metrics_take_little_memory() {
+    async fn hostile_etcd_metrics_are_limited_by_line_length_and_size() {
         let long = usize::try_from(MAX_LINE).unwrap();
         // `lines_of` reads a line longer than `MAX_LINE` in pieces. It must drop the whole line, even if a later
         // piece begins with a requested prefix, here "a ".

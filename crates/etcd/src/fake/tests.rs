@@ -30,7 +30,7 @@ async fn fake_etcd_rejects_second_learner_and_premature_promotion() {
 }
 
 #[tokio::test]
-async fn fake_etcd_removes_dead_voter_but_keeps_quorum() {
+async fn fake_etcd_removes_dead_voter_but_refuses_quorum_loss() {
     let (etcd, via) = three();
     etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
     let live = etcd.remove_member(&via, MemberId(2)).await;

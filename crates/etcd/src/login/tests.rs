@@ -105,7 +105,11 @@ async fn suspect_login_is_used_until_new_login_exists() {
     drop(unanswered_call(&session, first).await);
     let suspect = session.take_suspect();
     assert_eq!(suspect, first);
-    assert_eq!(session.take_suspect(), None, "once");
+    assert_eq!(
+        session.take_suspect(),
+        None,
+        "a suspect login must be returned once"
+    );
     session.ensure("a", suspect, silent).await.unwrap();
     assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
     assert_eq!(session.login_number(), first);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_recovery_ends_with_new_cluster_or_cancellation() {
+    fn wait_for_recovery_ends_on_completion_cancellation_or_refusal() {
         let with = |phase: &str, available: &str| {
             let status = json!({ "conditions": [condition("Available", available, "R")],
                 "recovery": { "phase": phase, "approvedBy": "Annotation", "fromClusterID": "7f",

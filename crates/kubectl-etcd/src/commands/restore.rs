@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_preview_names_lost_revisions() {
+    fn restore_preview_shows_lost_revisions() {
         let now = "2026-11-26T05:00:00Z".parse().unwrap();
         let chosen = choose(&nightly(), None).unwrap();
         let text = effect(

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hibernation_without_volumes_is_refused() {
+    fn hibernation_without_volumes_and_wake_during_pause_are_refused() {
         let cluster = |spec: &str| -> EtcdCluster {
             serde_json::from_str(&format!(
                 r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"main"}},"spec":{spec}}}"#

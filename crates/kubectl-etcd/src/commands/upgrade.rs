@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_version_change_is_shown_with_its_path() {
+    fn allowed_version_change_is_shown_with_upgrade_path() {
         let plan = planned("3.5.35", "3.5.35", "3.6.16").unwrap();
         assert!(plan.is_change);
         for part in [
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_version_change_names_path_and_first_command() {
+    fn refused_version_change_shows_path_and_first_command() {
         let error = planned("3.5.20", "3.5.20", "3.7.3").unwrap_err();
         let remedy = error.remedy().unwrap();
         assert!(
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn upgrade_warns_about_untested_version_and_missing_backup() {
+    fn upgrade_warns_about_untested_version_no_backup_and_single_member() {
         let mut cluster = cluster("3.7.3", "3.7.3");
         cluster.status.as_mut().unwrap().last_backup = None;
         cluster.spec.size = 1;

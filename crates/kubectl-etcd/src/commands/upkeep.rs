@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn voter_with_newest_log_becomes_leader() {
+    fn voter_with_newest_log_or_requested_voter_becomes_leader() {
         let all = view(vec![
             member("a", "Leader", 9),
             member("b", "Voter", 7),

@@ -135,7 +135,7 @@ async fn command_errors_name_object_and_remedy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn completion_covers_all_commands() {
+async fn shell_completion_contains_commands_and_options() {
     let folder = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubectl-etcd"));

@@ -131,7 +131,7 @@ fn changes_of_reserved_labels_and_annotations_are_ignored() {
 }
 
 #[test]
-fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
+fn only_spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
     let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
@@ -150,7 +150,7 @@ fn spec_changes_that_cannot_be_applied_in_place_require_new_pod() {
 }
 
 #[test]
-fn image_annotation_counts_unless_its_tag_or_digest_differs() {
+fn image_annotation_is_used_unless_its_tag_or_digest_differs() {
     let tagged = "quay.io/coreos/etcd:v3.6.16";
     let pinned = "quay.io/coreos/etcd@sha256:01";
     let odd = "registry.local/etcd:stable@sha256:01";
@@ -221,7 +221,11 @@ fn rejected_resize_requires_new_pod() {
     annotate(&mut pod, &patch.refused);
     let found = differs(&pod, MEMORY);
     assert!(found.pod.is_some() && found.resources.is_none());
-    assert_eq!(differs(&pod, "{}"), Difference::default(), "reverted");
+    assert_eq!(
+        differs(&pod, "{}"),
+        Difference::default(),
+        "the spec was reverted"
+    );
     let other = r#"{"pod":{"resources":{"limits":{"memory":"3Gi"}}}}"#;
     assert!(differs(&pod, other).resources.is_some());
 }

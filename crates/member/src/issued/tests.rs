@@ -183,7 +183,7 @@ impl World {
 }
 
 #[test]
-fn changed_certificate_is_drifted_and_certificate_of_others_is_kept() {
+fn changed_certificate_is_distinguished_from_certificate_of_others() {
     let mut world = World::new();
     assert!(
         world
@@ -208,7 +208,7 @@ fn changed_certificate_is_drifted_and_certificate_of_others_is_kept() {
 }
 
 #[test]
-fn missing_certificate_names_its_cause() {
+fn missing_certificate_is_reported_with_cause() {
     let mut world = World::new();
     let code = |issuance: &Issuance| issuance.pairs[0].problem.clone().unwrap();
     let members = Members::of(&world.cluster, "prod", "", None);
@@ -350,7 +350,11 @@ fn invariant_20_new_authority_is_published_in_steps() {
     assert_eq!(world.publish(), 4);
     assert!(world.serves(&peer) && world.bundle(&peer) == 2);
     world.pass(Duration::from_hours(24));
-    assert_eq!(world.publish(), 0, "clients need time");
+    assert_eq!(
+        world.publish(),
+        0,
+        "clients need time to read the new trust bundle"
+    );
     // A renewal by the new CA does not delay step 3.
     world.issue(&new);
     assert_eq!(world.publish(), 4);
@@ -367,7 +371,7 @@ fn invariant_20_new_authority_is_published_in_steps() {
 
 /// The default of cert-manager is a new private key at each renewal, also for a CA that is a Certificate.
 #[test]
-fn invariant_20_authority_of_same_name_with_new_key_is_changed_in_steps() {
+fn invariant_20_new_key_of_authority_is_published_in_steps() {
     let mut world = World::new();
     world.issue(&Ca::new("one"));
     world.publish();
@@ -493,7 +497,7 @@ fn secret_of_another_owner_is_not_replaced() {
 }
 
 #[test]
-fn settings_cover_current_and_next_step_of_tls_change() {
+fn cert_manager_settings_of_current_and_next_tls_step_are_merged() {
     let policy = |text: &str| -> TlsPolicy { serde_json::from_str(text).unwrap() };
     let issued = policy(r#"{"certManager":{"issuerRef":{"name":"a"},"client":false}}"#);
     let next = policy(r#"{"certManager":{"issuerRef":{"name":"b"},"peer":false}}"#);

@@ -89,7 +89,7 @@ fn tls_minimum_version_of_user_replaces_default() {
 }
 
 #[test]
-fn defragmentation_setting_is_added_unless_user_sets_it() {
+fn stop_grpc_on_defrag_is_enabled_unless_user_configures_it() {
     let variables = |version: &str, json: &str| -> Vec<String> {
         let fixture = Fixture::with(json).version(version);
         let pod = built(&fixture);
@@ -115,7 +115,11 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     }
     let own =
         r#"{"pod":{"etcdEnv":[{"name":"ETCD_FEATURE_GATES","value":"InitialCorruptCheck=true"}]}}"#;
-    assert_eq!(variables("3.6.16", own), [learners, gates], "once");
+    assert_eq!(
+        variables("3.6.16", own),
+        [learners, gates],
+        "a variable is duplicated"
+    );
 }
 
 fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
@@ -306,7 +310,7 @@ fn etcd_container_has_settings_of_spec_pod() {
 }
 
 #[test]
-fn members_prefer_different_nodes_by_default() {
+fn node_anti_affinity_is_preferred_by_default_and_required_on_request() {
     let anti = |pod: &Value| pod["spec"]["affinity"]["podAntiAffinity"].clone();
     let soft = anti(&built(&Fixture::default()));
     let term = &soft["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"];

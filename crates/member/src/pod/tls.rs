@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn only_etcd_container_mounts_certificates_of_member() {
+    fn etcd_container_mounts_peer_and_server_secrets_read_only() {
         let mut fixture = Fixture::with(TLS);
         let static_ = fixture.spec.tls.as_mut().unwrap().static_.as_mut().unwrap();
         static_.member.as_mut().unwrap().server_keys = KeyNames::Usual;

@@ -202,7 +202,7 @@ fn invariant_20_tls_fault_messages_name_secret_and_key() {
 }
 
 #[test]
-fn certificate_that_other_side_does_not_trust_is_a_fault() {
+fn certificate_untrusted_by_members_or_operators_is_a_fault() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
     // The operators trust only authority `two`, and the members trust only authority `one`.

@@ -75,7 +75,7 @@ fn apply(follower: &mut Follower) -> Vec<String> {
 }
 
 #[test]
-fn transactions_with_different_keys_are_combined() {
+fn transactions_are_combined_unless_they_change_same_key() {
     let mut follower = follower(None);
     let events = [
         (10, "a/0"),
@@ -147,7 +147,7 @@ fn large_transaction_is_split_and_resumed_at_its_next_event() {
 }
 
 #[test]
-fn missing_events_are_detected() {
+fn event_of_other_cluster_or_out_of_order_is_rejected() {
     let mut other = batch(&[(11, "a/1")], false);
     other.cluster_id = ClusterId(8);
     assert_eq!(follower(None).push(other), Err(FollowError::OtherCluster));
@@ -211,7 +211,7 @@ fn keys_that_are_not_copied_only_advance_the_checkpoint() {
 }
 
 #[test]
-fn progress_is_trusted_since_3_4_25_and_3_5_8() {
+fn progress_notifications_are_trusted_since_3_4_25_and_3_5_8() {
     for version in ["3.4.25", "3.5.8", "v3.5.35", "3.6.0", "3.7.3", "4.0.0"] {
         assert!(trusts_progress(version), "{version}");
     }

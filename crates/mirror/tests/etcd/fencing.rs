@@ -100,7 +100,7 @@ async fn invariant_42_promoted_destination_is_not_changed() {
 }
 
 #[tokio::test]
-async fn invariant_42_emptied_source_deletes_nothing_without_approval() {
+async fn invariant_42_replaced_source_deletes_nothing_without_approval() {
     let pair = ("k/", "copy/");
     let mut lab = Lab::new("3.6", "3.6").await;
     let mut source = client(&lab.source).await;

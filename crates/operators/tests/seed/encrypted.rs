@@ -134,7 +134,7 @@ async fn seed_rejects_unencrypted_backup_if_keys_are_given() {
 }
 
 #[tokio::test]
-async fn seed_rejects_damaged_encrypted_backup() {
+async fn seed_rejects_damaged_encrypted_backup_and_unknown_format() {
     let world = World::new("3.6").await;
     let keys = mounted(&[("2026", FIRST)]);
     let arguments = world.fetch_with(&keys);

@@ -19,7 +19,7 @@ async fn trouble_after_tool(does: &str) -> Trouble {
 }
 
 #[tokio::test]
-async fn killed_tool_is_not_reported_as_damaged_backup() {
+async fn killed_restore_tool_is_not_reported_as_damaged_backup() {
     let trouble = trouble_after_tool("kill -9 $$").await;
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);

@@ -105,7 +105,7 @@ fn deployment_of_default_spec_is_stable() {
 }
 
 #[test]
-fn pods_have_settings_of_spec() {
+fn proxy_pods_have_settings_of_spec() {
     let spec = json!({
         "repository": "registry.local/etcd",
         "grpcProxy": {
@@ -200,7 +200,7 @@ fn hibernated_cluster_has_no_proxies() {
 }
 
 #[test]
-fn probe_of_proxy_depends_on_authentication() {
+fn readiness_probe_of_proxy_depends_on_authentication() {
     let probe = |auth: Value| {
         let spec = json!({ "auth": auth, "grpcProxy": {} });
         deployment_of(&spec)["spec"]["template"]["spec"]["containers"][0]["readinessProbe"].clone()
@@ -270,7 +270,11 @@ fn network_policy_admits_only_clients_of_members() {
     let limited = ingress(json!({ "clients": [team] }));
     assert_eq!(limited[0]["from"], json!([team]));
     assert_eq!(limited[0]["ports"][0]["port"], 2379);
-    assert_eq!(limited[1]["from"], json!(null), "metrics are open");
+    assert_eq!(
+        limited[1]["from"],
+        json!(null),
+        "the metrics port must admit all sources"
+    );
     let open = ingress(json!({ "metrics": [team] }));
     assert_eq!(open[0]["from"], json!([{ "podSelector": {} }]));
     assert_eq!(open[1]["from"], json!([team]));

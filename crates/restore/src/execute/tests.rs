@@ -209,7 +209,7 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
 /// An aborted restore deletes all objects of its seed, even if they have changed. After a cutover by another operator
 /// process, or without its lock, the restore deletes none of them (invariant 9).
 #[tokio::test]
-async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
+async fn aborted_restore_deletes_changed_seed_only_before_cutover_with_lock() {
     let mut aborted = fake::restore_in_place();
     aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -477,7 +477,7 @@ fn observed_pod() -> Pod {
 /// No old member is left, so clients may have written to an earlier pod of the seed. A new pod without a volume does
 /// not contain these writes.
 #[tokio::test]
-async fn late_seed_pod_without_volume_is_deleted() {
+async fn seed_pod_without_volume_is_deleted_if_no_old_member_is_left() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {

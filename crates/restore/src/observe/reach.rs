@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn restore_reports_rejected_password_with_remedy() {
+    fn restore_reports_rejected_password_or_credentials_fault() {
         let denied =
             Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());

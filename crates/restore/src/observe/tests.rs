@@ -147,7 +147,7 @@ fn backup(status: Value) -> EtcdBackup {
 }
 
 #[test]
-fn newest_backup_of_etcdbackup_is_found() {
+fn newest_backup_of_etcdbackup_is_found_only_at_its_current_path() {
     let (place, _) = newest_of(
         &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
         None,
@@ -174,7 +174,7 @@ fn newest_backup_of_etcdbackup_is_found() {
 }
 
 #[test]
-fn newest_backup_on_pvc_is_found() {
+fn newest_backup_is_found_on_pvc_but_not_in_local_directory() {
     let found = |kind: &str, block: Value, location: &str| {
         let mut spec = json!({ "storageType": kind });
         spec[kind.to_lowercase()] = block;

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_with_waiver_or_without_rule_needs_no_backup() {
+    fn restore_with_waiver_or_without_rule_needs_no_recent_backup() {
         let with = |waiver| held(&restore(Some(waiver)), cluster(), 9000).action;
         assert_eq!(with("Restore"), Action::Lock);
         assert_eq!(with("Upgrade"), Action::Nothing);

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_spec_selects_backup_again_until_lock_is_held() {
+    fn changed_spec_discards_recorded_backup_until_lock_is_held() {
         let mut restore = restore();
         assert_eq!(valid_record(&restore, true), None);
         let chosen = chosen_from(&restore, block("b/k"));
@@ -340,7 +340,7 @@ mod tests {
 
     /// Volumes contain fingerprints, and later releases compare them, so the fingerprint of a block must never change.
     #[test]
-    fn fingerprint_covers_all_fields_of_source() {
+    fn fingerprint_depends_on_fields_of_source_and_is_stable() {
         let of = |more: Value| -> String {
             let mut s3 = json!({ "path": "b/k" });
             s3.as_object_mut()

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_share_of_replayed_revisions() {
+    fn replay_progress_is_share_of_replayed_revisions() {
         for (done, all, bytes) in [
             (0, 10, 0),
             (3, 10, 300),

@@ -101,7 +101,7 @@ fn complete_restore_is_reported_as_succeeded() {
 }
 
 #[test]
-fn outdated_restore_crd_is_reported_in_existing_fields() {
+fn outdated_etcdrestore_crd_is_reported_in_existing_status_fields() {
     let mut restore = restore();
     let seed = api::restore::SeedStatus::default();
     restore.status.get_or_insert_default().seed = Some(seed);
@@ -250,7 +250,7 @@ fn restore_reports_fields_without_effect() {
 }
 
 #[test]
-fn restore_shows_source_and_progress_in_columns() {
+fn restore_status_has_source_and_progress_text_for_columns() {
     let mut restore = restore();
     let working = || PlanState::Working(Trouble::new(Reason::InProgress, "x"));
     let mut status = compute(&restore, &planned(Action::Nothing, working()), None, &at(1));

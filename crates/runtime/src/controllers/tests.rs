@@ -15,7 +15,7 @@ fn object(namespace: &str) -> Guarded<ConfigMap> {
 }
 
 #[tokio::test]
-async fn first_reconciles_wait_for_caches_of_children() {
+async fn first_reconciles_wait_for_caches_of_children_until_time_limit() {
     let gate = |patience| {
         let gate = Arc::new(Gate::new(patience));
         gate.missing.send_replace(1);

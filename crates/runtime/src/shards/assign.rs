@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn only_replica_gets_all_shards() {
+    fn single_replica_gets_all_shards() {
         assert_eq!(targets(&[None; 3], &replicas(1)), [Some("a"); 3]);
         assert_eq!(targets(&[None; 3], &replicas(0)), [None; 3]);
     }
 
     #[test]
-    fn new_replica_moves_only_its_share() {
+    fn new_replica_takes_only_its_share_of_shards() {
         for shards in 1..=32 {
             let mut holders = vec![None; shards];
             for count in 1..=NAMES.len() {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_of_ended_replica_go_to_others() {
+    fn shards_of_ended_replica_are_assigned_to_remaining_replicas() {
         let holders = [Some("a"), Some("b"), None, Some("b"), None, Some("a")];
         let after = targets(&holders, &replicas(2));
         assert_eq!(moved(&holders, &after), 2, "{after:?}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn assignment_is_stable_and_balanced_from_any_state() {
+    fn shard_assignment_is_stable_and_balanced_for_any_holders() {
         let mut random = StdRng::seed_from_u64(40);
         for _ in 0..2000 {
             let replicas = replicas(random.random_range(1..=NAMES.len()));

@@ -62,7 +62,10 @@ fn invariant_40_leaving_shard_waits_for_running_reconcile() {
     let running = shards.enter("prod", "db").unwrap();
     let another = shards.enter("prod", "db").unwrap();
     assert!(!shards.leave(shard));
-    assert!(shards.enter("prod", "db").is_none(), "no more reconciles");
+    assert!(
+        shards.enter("prod", "db").is_none(),
+        "a leaving shard must start no reconcile"
+    );
     drop(running);
     assert!(!shards.leave(shard));
     assert!(shards.idle().now_or_never().is_none());
@@ -74,7 +77,7 @@ fn invariant_40_leaving_shard_waits_for_running_reconcile() {
 }
 
 #[test]
-fn acquired_shard_is_reported_once_to_each_controller() {
+fn each_shard_acquisition_is_reported_once_to_each_controller() {
     let shards = Shards::divided(8);
     drop(shards.acquisitions());
     let mut all = [
@@ -87,14 +90,18 @@ fn acquired_shard_is_reported_once_to_each_controller() {
     shards.hold(3);
     for acquired in &mut all {
         assert_eq!(acquired.try_recv().ok(), Some(3));
-        assert_eq!(acquired.try_recv().ok(), Some(3), "after it was leaving");
+        assert_eq!(
+            acquired.try_recv().ok(),
+            Some(3),
+            "a shard that was leaving must be reported again"
+        );
         assert!(acquired.try_recv().is_err());
     }
 }
 
 /// The controllers of users and roles start later than the controller of clusters, because they wait for their CRDs.
 #[test]
-fn held_shard_is_reported_to_later_controller() {
+fn held_shard_is_reported_to_controller_that_starts_later() {
     let shards = Shards::divided(8);
     for shard in [2, 3, 4] {
         shards.hold(shard);

@@ -225,7 +225,11 @@ fn records_of_old_reads_are_dropped() {
         cache.record_list(("prod", "another"), &list("9", Vec::new()));
         cache.state().reads.len()
     };
-    assert_eq!(read_another(), 2, "the records were just searched");
+    assert_eq!(
+        read_another(),
+        2,
+        "old records are dropped only once per interval"
+    );
     cache.state_mut().swept = Some(old);
     assert_eq!(read_another(), 1);
 }

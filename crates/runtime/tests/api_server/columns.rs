@@ -68,7 +68,7 @@ fn condition(kind: &str, status: &str, reason: &str) -> Value {
 }
 
 #[tokio::test]
-async fn kubectl_shows_schedule_size_and_progress() {
+async fn kubectl_get_shows_columns_and_category_of_every_kind() {
     let server = ApiServer::start().await;
     let client = server.client();
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

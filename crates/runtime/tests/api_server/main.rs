@@ -227,7 +227,7 @@ async fn operators_do_not_overwrite_each_others_status_fields() {
 }
 
 #[tokio::test]
-async fn standby_takes_over_released_lease_at_once() {
+async fn standby_takes_over_released_lease_and_leader_stops_without_lease() {
     let server = ApiServer::start().await;
     let client = lease::client(server.config()).unwrap();
     let candidate = |identity: &str| Candidate {

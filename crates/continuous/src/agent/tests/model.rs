@@ -410,7 +410,7 @@ async fn run(seed: u64, mistake: Option<Mistake>) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn crashes_and_lost_uploads_lose_no_stored_revision() {
+async fn crashes_and_lost_uploads_leave_only_reported_gaps() {
     for seed in 0..SEEDS {
         let ended = Box::pin(run(seed, None)).await;
         assert_eq!(ended, Ok(()), "seed {seed}");

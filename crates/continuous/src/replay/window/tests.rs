@@ -167,7 +167,7 @@ impl Simulation {
 
 /// Invariant 38: etcd applies each transaction at exactly the recorded revision.
 #[test]
-fn reordered_transactions_keep_their_revisions() {
+fn transactions_processed_out_of_order_keep_their_revisions() {
     for seed in 0..300 {
         let mut rng = StdRng::seed_from_u64(seed);
         let share = rng.random_range(0.0..1.0);
@@ -193,7 +193,7 @@ fn reordered_transactions_keep_their_revisions() {
 }
 
 #[test]
-fn ordered_transactions_are_sent_once() {
+fn transactions_processed_in_order_are_sent_once() {
     let mut rng = StdRng::seed_from_u64(1);
     let history = history(&mut rng, 2_000, 0.0);
     let mut simulation = Simulation::new(rng, 1);
@@ -204,7 +204,7 @@ fn ordered_transactions_are_sent_once() {
 }
 
 #[test]
-fn disorder_shrinks_window_and_repeats_transactions_at_most_once() {
+fn reordering_shrinks_window_and_at_most_doubles_requests() {
     let mut rng = StdRng::seed_from_u64(2);
     let history = history(&mut rng, 2_000, 0.2);
     let mut simulation = Simulation::new(rng, 64);
@@ -215,7 +215,7 @@ fn disorder_shrinks_window_and_repeats_transactions_at_most_once() {
 }
 
 #[test]
-fn window_is_probed_with_its_maximum_size() {
+fn small_window_is_probed_at_maximum_size_after_probe_interval() {
     let mut limit = Limit::new();
     while limit.current > 1 {
         limit.count(false);
@@ -258,7 +258,7 @@ fn write_of_another_client_ends_replay() {
 /// A key that a transaction in flight creates is missing before this transaction. A guard that expects the deletion of
 /// the key would therefore be true too early.
 #[test]
-fn transaction_after_deletion_of_new_key_waits() {
+fn transaction_after_deletion_waits_for_creation_of_key() {
     let mut window = Window::new(1);
     let put = window
         .admit(&transaction(2, vec![change(0, true)]))

@@ -48,7 +48,7 @@ fn conditions(ready: &str) -> Value {
 }
 
 #[test]
-fn join_options_create_complete_etcdcluster() {
+fn join_options_are_applied_to_new_etcdcluster() {
     let line = format!(
         "--endpoints {URL},http://b:2379 --etcd-version 3.6.16 --storage 10Gi --storage-class fast"
     );

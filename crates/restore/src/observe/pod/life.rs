@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_failed_or_succeeded_pod_counts_as_ended() {
+    fn only_failed_or_succeeded_pod_is_ended_after_pause() {
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         let pod = |phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_time_limit_starts_at_last_change_of_pvc_unless_provisioning_failed() {
+    fn storage_time_limit_starts_at_pvc_change_unless_provisioning_failed() {
         let mut changed = pvc(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
             { "manager": "etcd-restore-operator", "time": at(CREATED).to_string() },

@@ -85,7 +85,7 @@ fn chosen(
 }
 
 #[test]
-fn record_contains_point_and_snapshot_of_base() {
+fn recorded_backup_contains_point_and_snapshot_of_base() {
     let directory = block("bucket/etcd/main.continuous/uid");
     let key = "etcd/main.continuous/uid";
     let restore = restore(&json!({ "latest": true }));
@@ -114,7 +114,7 @@ fn record_contains_point_and_snapshot_of_base() {
 }
 
 #[test]
-fn directory_of_etcdbackup_contains_its_uid() {
+fn directory_of_etcdbackup_has_uid_and_its_own_complete_time() {
     let backup = |location: &str| -> EtcdBackup {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
@@ -134,7 +134,7 @@ fn directory_of_etcdbackup_contains_its_uid() {
 }
 
 #[test]
-fn error_names_field_nearest_points_and_remedy() {
+fn point_error_contains_field_nearest_points_and_remedy() {
     let moment = |revision, time| Moment {
         revision,
         time: micros(time),
@@ -216,7 +216,7 @@ fn error_names_field_nearest_points_and_remedy() {
 
 /// Invariant 15: a forged directory can cause any number of problems of a chain.
 #[test]
-fn invariant_15_message_names_few_problems_of_chain() {
+fn invariant_15_message_lists_at_most_three_problems_of_chain() {
     let last = Moment {
         revision: 20,
         time: micros(TIME),
@@ -236,7 +236,7 @@ fn invariant_15_message_names_few_problems_of_chain() {
 }
 
 #[test]
-fn record_of_encrypted_base_has_key_and_size_of_object() {
+fn recorded_encrypted_base_has_key_and_size_of_stored_object() {
     let mut found = found();
     let mut base = found.base.base.clone();
     base.encryption = Some(BaseEncryption {
@@ -258,7 +258,7 @@ fn record_of_encrypted_base_has_key_and_size_of_object() {
 }
 
 #[test]
-fn encryption_error_names_key_or_secret() {
+fn point_encryption_error_contains_key_secret_or_segment() {
     let encrypted = PointError::Encrypted(BaseKey {
         name: "2026".to_owned(),
         id: "ab12".to_owned(),

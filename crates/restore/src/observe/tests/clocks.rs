@@ -66,7 +66,7 @@ async fn missing_storage_is_reported_only_with_time_of_api_server() {
 }
 
 #[tokio::test]
-async fn search_does_not_repeat_because_clock_of_operator_is_ahead() {
+async fn search_result_expires_by_earlier_of_operator_and_api_server_clock() {
     let (now, lifetime) = (Timestamp::now(), SignedDuration::from_mins(2));
     let ended = now - SignedDuration::from_mins(3);
     for (theirs, expired) in [

@@ -179,7 +179,7 @@ async fn point_is_found_by_etcdbackup_name_and_by_path() {
 }
 
 #[tokio::test]
-async fn dry_run_finds_point_without_record_of_seed() {
+async fn dry_run_finds_point_without_recorded_seed() {
     let server = recorded().await;
     let backup = etcd_backup(json!({
         "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": block(&server, "bucket/etcd/b"),
@@ -205,7 +205,7 @@ async fn dry_run_finds_point_without_record_of_seed() {
 
 /// Invariant 38: the restore refuses the point before it creates anything.
 #[tokio::test]
-async fn invariant_38_point_without_proof_is_refused() {
+async fn invariant_38_point_that_cannot_be_restored_exactly_is_refused() {
     let server = recorded().await;
     let source = json!({ "backup": { "name": "b" } });
     let s3_block = block(&server, "bucket/etcd/b");

@@ -94,7 +94,7 @@ async fn search_in(volume: &Path, report: &Path, at: &Value) -> SearchReport {
 }
 
 #[tokio::test]
-async fn point_on_pvc_is_found_by_pod() {
+async fn point_on_pvc_is_found_by_search_pod() {
     let at = json!({ "revision": 13 });
     let restore = restore_to(&at);
     let missing = observed(&restore, None).await;
@@ -143,7 +143,7 @@ async fn failed_search_is_reported_and_repeated_later() {
 
 /// The server of the volume did not answer within the time limit of the pod.
 #[tokio::test]
-async fn search_at_its_time_limit_is_reported_and_repeated_later() {
+async fn timed_out_search_is_reported_and_repeated_later() {
     let restore = restore_to(&json!({ "revision": 13 }));
     let failed = |seconds: i64| {
         let mut pod = pod_of_restore();
@@ -178,7 +178,7 @@ fn assert_search_ends(observation: &Observation) {
 
 /// A result stays unused while the EtcdCluster is paused. The agent may record later revisions during this time.
 #[tokio::test]
-async fn old_result_is_searched_again() {
+async fn search_is_repeated_if_its_result_is_old() {
     let at = json!({ "latest": true });
     let (restore, report) = (restore_to(&at), searched(&at).await);
     let recent = observed(&restore, Some(ended(&report, 30))).await;
@@ -188,7 +188,7 @@ async fn old_result_is_searched_again() {
 }
 
 #[tokio::test]
-async fn report_with_another_point_is_refused() {
+async fn search_report_with_another_point_is_refused() {
     let report = searched(&json!({ "revision": 12 })).await;
     let restore = restore_to(&json!({ "revision": 13 }));
     let observation = observed(&restore, Some(ended(&report, 1))).await;
@@ -203,7 +203,7 @@ async fn report_with_another_point_is_refused() {
 }
 
 #[tokio::test]
-async fn missing_secret_with_keys_is_reported_before_search() {
+async fn missing_key_secret_is_reported_before_search() {
     let mut restore = restore_to(&json!({ "revision": 13 }));
     let encryption = json!({ "secret": "keys" });
     restore.spec.encryption = Some(serde_json::from_value(encryption).unwrap());
@@ -220,7 +220,7 @@ async fn missing_secret_with_keys_is_reported_before_search() {
 }
 
 #[tokio::test]
-async fn pod_of_another_owner_is_not_read() {
+async fn search_report_in_pod_of_another_owner_is_ignored() {
     let at = json!({ "revision": 13 });
     let mut pod = ended(&searched(&at).await, 1);
     pod["metadata"]["ownerReferences"] = json!([]);
@@ -233,7 +233,7 @@ async fn pod_of_another_owner_is_not_read() {
 
 /// Invariant 13: a forged report names a snapshot of another directory.
 #[tokio::test]
-async fn invariant_13_report_with_foreign_snapshot_is_refused() {
+async fn invariant_13_search_report_with_foreign_snapshot_is_refused() {
     let at = json!({ "revision": 13 });
     let SearchReport::Found(found) = searched(&at).await else {
         panic!("the point was not found");

@@ -558,7 +558,7 @@ fn temporary_problems_are_not_reported_as_failed_restore() {
 }
 
 #[test]
-fn deletion_of_restore_before_handover_deletes_new_cluster() {
+fn deleted_restore_is_finalized_before_cutover_or_after_handover() {
     let deleted = |mut restore: EtcdRestore| {
         restore.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(

@@ -47,7 +47,7 @@ fn listed(join: Join) -> Vec<String> {
 }
 
 #[test]
-fn lease_is_read_with_replicas() {
+fn replicas_and_holder_are_read_from_lease() {
     let lease = |list: &str| -> Lease {
         let annotations = json!({ ANNOTATION_REPLICAS: list });
         serde_json::from_value(json!({
@@ -66,7 +66,7 @@ fn lease_is_read_with_replicas() {
 
 /// Invariant 40: an operator with another number of shards starts only after the Lease is free.
 #[test]
-fn invariant_40_other_number_of_shards_waits_for_lease() {
+fn invariant_40_replica_with_other_shard_count_waits_for_lease() {
     let (begin, none) = (Instant::now(), slots(&[State::Free; 4]));
     for holder in ["shards/8", "etcd-operator-5d8"] {
         let mut ring = Ring::new("a", "etcd-operator", 4);
@@ -135,7 +135,10 @@ fn invariant_40_replica_ends_before_its_leases_are_free() {
     let begin = Instant::now();
     let mut ring = Ring::new("a", "etcd-operator", 2);
     let held = slots(&[State::Held, State::Free]);
-    assert!(!ring.may_hold(begin), "nothing was renewed");
+    assert!(
+        !ring.may_hold(begin),
+        "a replica without a renewal must hold no shard"
+    );
     ring.renewed(begin);
     assert_eq!(ring.deadline(&held), Some(begin + RENEWAL_LIMIT));
     // If the last renewal began at least `RENEWAL_LIMIT` ago, no shard may be held.

@@ -193,7 +193,7 @@ proptest! {
     /// Invariant 11: actions of the second process change no outcome. A cluster is handed over only with the recorded
     /// backup, and a deleted EtcdRestore leaves no lock.
     #[test]
-    fn invariant_11_delayed_operator_does_no_harm(
+    fn invariant_11_delayed_operator_process_changes_no_outcome(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -216,9 +216,9 @@ proptest! {
         }
     }
 
-    /// Invariant 11: a delayed action does no harm, even if clients have written to the cluster before the action.
+    /// Invariant 11: a delayed action changes no outcome, even if clients wrote to the cluster before the action.
     #[test]
-    fn invariant_11_action_from_old_observation_does_no_harm(
+    fn invariant_11_action_from_old_observation_changes_no_outcome(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -304,7 +304,7 @@ fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
 
 /// For each deliberate mistake, the expected check fails.
 #[test]
-fn model_detects_every_mistake_of_restore() {
+fn restore_model_detects_each_deliberate_mistake() {
     for (mistake, report) in [
         (Mistake::ChoosesAgain, "seeds from different backups"),
         (Mistake::UsesBumpOfSpec, "seeds from different backups"),

@@ -99,7 +99,7 @@ proptest! {
 
     /// A restore into a new cluster reports missing storage, and continues when storage is available.
     #[test]
-    fn new_cluster_waits_for_storage_and_completes(
+    fn restore_into_new_cluster_waits_for_storage_and_completes(
         steps in without_storage(),
     ) {
         let mut world = World::new(true, true);

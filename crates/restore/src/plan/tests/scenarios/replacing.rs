@@ -100,7 +100,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
 
 /// Invariants 9 and 10: all problems that can be detected without a change are reported before the lock is set.
 #[test]
-fn cluster_is_locked_only_after_backup_check_and_records() {
+fn cluster_is_locked_only_after_backup_and_seed_are_recorded() {
     let mut snapshot = present(existing(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
@@ -159,7 +159,7 @@ fn paused_or_invalid_cluster_is_not_locked() {
 }
 
 #[test]
-fn cluster_locked_by_another_restore_is_rejected() {
+fn restore_of_cluster_locked_by_another_restore_is_rejected() {
     let mut snapshot = present(ClusterFacts {
         lock: Some("another-restore".into()),
         ..existing(false)

@@ -19,7 +19,7 @@ fn unbound_pod() -> Pod {
 }
 
 #[test]
-fn new_cluster_reports_missing_storage_and_continues() {
+fn restore_into_new_cluster_reports_missing_storage_and_continues() {
     let plan = check(
         &intended(),
         &locked_with(unbound_pod(), Serving::NotRead),

@@ -35,7 +35,7 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
 /// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start
 /// a member on an empty volume.
 #[test]
-fn seed_pod_verifies_existing_volume_before_handover() {
+fn seed_pod_is_recreated_on_existing_volume_before_handover() {
     let restore = verified_seed();
     let mut snapshot = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &snapshot, &Action::CreatePod);
