@@ -69,7 +69,8 @@ pub struct Copying {
     pub job: CopyJob,
     /// The UID of the EtcdBackup.
     pub uid: String,
-    /// The time at which this process started. An older unfinished upload was left by an earlier process.
+    /// The time at which this process started. An unfinished upload that began before this time comes from an earlier
+    /// process.
     pub since: Timestamp,
 }
 

@@ -160,8 +160,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a function that checks whether the EtcdBackup with this UID exists. If `or_deleting` is false, the
-    /// function returns false as soon as the EtcdBackup is being deleted.
+    /// Returns a function that checks whether an EtcdBackup with the name and the UID of `backup` exists. If
+    /// `or_deleting` is false, the function returns false as soon as the EtcdBackup is being deleted.
     fn exists(
         &self,
         backup: &EtcdBackup,
