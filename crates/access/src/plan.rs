@@ -33,7 +33,7 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// The change of the ownership in the status, written after the steps.
     pub(crate) record: Record,
-    /// How the user authenticates after all steps have succeeded. `None` if the status keeps its password version.
+    /// How the user authenticates after all steps have succeeded. `None` if `status.password` does not change.
     pub(crate) login: Option<LoginRecord>,
     /// True if the plan depends on whether etcd accepts the password. Such a plan has no steps.
     pub(crate) asks: bool,

@@ -107,7 +107,7 @@ pub struct UserSnapshot {
     /// The version of the Secret with the password; `None` without `spec.password`. The error is the reason why the
     /// operator cannot use the Secret.
     pub password: Option<Result<PasswordStatus, Trouble>>,
-    /// The answer of etcd to the password, if the plan has asked for it.
+    /// Whether etcd accepts the password. `None` if no plan has asked for this check (`Plan::asks`).
     pub check: Option<PasswordCheck>,
 }
 

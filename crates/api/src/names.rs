@@ -90,9 +90,9 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 /// operators can authenticate as the etcd user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
-/// name and key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen digits of
-/// their fingerprint. A Secret with a certificate from cert-manager has this annotation too, with the CAs of its
-/// certificate.
+/// subject and public key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen
+/// digits of their fingerprint. A Secret with a certificate from cert-manager has this annotation too, with the CAs of
+/// its certificate.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the value of `spec.TLS` for which the pod was created. A PVC that stays after the deletion of
 /// its EtcdCluster also has it.

@@ -80,7 +80,7 @@ impl Copying {
     /// # Errors
     ///
     /// Fails if the newest backup cannot be copied. If an older backup cannot be copied or old copies cannot be
-    /// removed, this function continues with the next step. The result then contains the first problem.
+    /// removed, the function succeeds, and the result contains the first problem.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -118,7 +118,7 @@ impl Copying {
         Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
     }
 
-    /// Copies older backups and applies the retention rules, after the newest backup was copied.
+    /// Copies the older backups, and applies the retention rules. The newest backup is already copied.
     async fn complete(
         &self,
         newest: &Stored,
@@ -169,7 +169,7 @@ impl Copying {
         }
     }
 
-    /// The backups that the retention rules would delete, if all older backups were copied.
+    /// The copies that the retention rules would delete if all older backups were copied.
     async fn surplus(
         &self,
         newest: &Stored,

@@ -230,7 +230,8 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Creates or deletes the pod that verifies a backup.
+/// Creates or deletes the pod that verifies a backup. After the verification, other EtcdBackups may start their
+/// verifications.
 async fn step_verification(
     context: &ExecuteContext,
     backup: &EtcdBackup,

@@ -276,7 +276,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup in a namespace that the operator has not listed may own backups at this path.
+    /// An EtcdBackup in a namespace that the operator has not listed may write backups to the same path.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({

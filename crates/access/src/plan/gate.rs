@@ -1,7 +1,7 @@
 //! Decides whether the operator may change a role or a user in etcd.
 //!
-//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. It records a
-//! role or a user only if etcd does not have it yet, or if the object has `spec.adopt: true`.
+//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. The operator
+//! records a role or a user only if etcd does not have it yet, or if the object has `spec.adopt: true`.
 
 use api::access::{AccessDeletionPolicy, OwnedStatus};
 use api::names::FINALIZER_ACCESS;
@@ -168,7 +168,8 @@ fn ownership<K: AccessObject>(
 
 /// Plans the deletion of an object. `delete` is the call that deletes its role or user in etcd.
 ///
-/// The finalizer is removed at once if the etcd cluster with the role or the user no longer exists.
+/// If the etcd cluster with the role or the user no longer exists or is being deleted, the plan removes the finalizer
+/// and changes nothing in etcd.
 pub(super) fn deletion<K: AccessObject>(
     object: &K,
     (cluster, rivals): (&Cluster, &[Rival]),

@@ -263,7 +263,7 @@ impl IssuedCertificate {
         format!("{}-issued", self.owner(cluster))
     }
 
-    /// Name of the Secret that members or clients mount. The operator writes it.
+    /// Name of the Secret that members or clients mount. The operator writes this Secret.
     pub fn secret(&self, cluster: &str) -> String {
         format!("{}-certs", self.owner(cluster))
     }

@@ -157,7 +157,7 @@ pub(super) fn backup_request(
     })
 }
 
-/// The state of an EtcdBackup from which a backup was requested at this time.
+/// The state of an EtcdBackup that was asked for a backup at the time `requested`.
 fn state_of(backup: &EtcdBackup, requested: Timestamp) -> String {
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());
