@@ -190,8 +190,10 @@ impl EtcdClusterSpec {
 impl EtcdCluster {
     /// True if the EtcdCluster is being deleted and needs no backup anymore: its backup is complete or waived, or the
     /// cluster has never formed. `is_marked`: an object of a member has a cluster ID, so the cluster has formed, even
-    /// if the status has lost this ID. The result is false if a restore has locked the EtcdCluster, and the cluster has
-    /// not formed.
+    /// if the status has lost this ID.
+    ///
+    /// If the status has no cluster ID, the result is false without `status.bootstrap`, because the status may be lost,
+    /// and false while a restore has locked the EtcdCluster.
     pub fn may_be_deleted(&self, is_marked: bool) -> bool {
         if self.metadata.deletion_timestamp.is_none() {
             return false;
