@@ -1,8 +1,8 @@
 //! Runs the controllers of EtcdRoles and EtcdUsers. A change of an EtcdCluster or of an EtcdRole triggers reconciles of
 //! the objects that name it.
 //!
-//! The operator does not watch Secrets, because it would need the right to list all Secrets. A changed Secret is found
-//! by the reconcile of each EtcdUser once a minute.
+//! The operator does not watch Secrets, because a watch needs the right to list all Secrets. Instead, each EtcdUser is
+//! reconciled once a minute, and the reconcile reads its Secret.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::observe::{Clusters, ObserveContext};
 use crate::reconcile::{RoleReconciler, UserReconciler};
 use crate::triggers::ClusterChanges;
 
-/// Interval at which unused observations of EtcdClusters are dropped.
+/// Interval of the checks for observations of EtcdClusters that are no longer used.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
 /// Requests reconciles of EtcdUsers.
@@ -80,7 +80,7 @@ pub async fn run(operator: Operator, create_crds: bool) {
     }
 }
 
-/// The operator with a separate count of objects for one kind, so that the metric of managed objects counts only
+/// A copy of the operator with a separate count of managed objects, because the metric of the process counts only
 /// EtcdClusters.
 fn without_count(operator: &Operator) -> Operator {
     Operator {
@@ -89,7 +89,7 @@ fn without_count(operator: &Operator) -> Operator {
     }
 }
 
-/// Waits until the CRD exists. The readiness of the process does not depend on it.
+/// Waits until the CRD exists. The readiness of the process does not depend on the CRD.
 async fn await_crd<K: AccessObject + CustomResourceExt>(operator: &Operator, create: bool) {
     let make: &(dyn Fn() -> CustomResourceDefinition + Sync) = &K::crd;
     let kind = ApiResource::erase::<K>(&());
@@ -128,8 +128,8 @@ fn watch_clusters(
     })
 }
 
-/// Requests reconciles of the EtcdUsers that name a changed EtcdRole. The cache of EtcdRoles contains the change before
-/// the request.
+/// Requests reconciles of the EtcdUsers that name a changed EtcdRole. The controller of EtcdRoles calls the returned
+/// function after its cache contains the change.
 fn users_of_role(
     users: Cache<EtcdUser>,
     requests: UserRequests,
@@ -143,7 +143,8 @@ fn users_of_role(
     }
 }
 
-/// Whether the object names the EtcdCluster, or its deletion depends on the EtcdCluster.
+/// True if the spec of the object names the EtcdCluster, or if the object is being deleted and its status names the
+/// EtcdCluster.
 fn names<K: AccessObject>(object: &K, cluster: &str) -> bool {
     object.cluster() == cluster || object.target() == cluster
 }

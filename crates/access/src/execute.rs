@@ -1,7 +1,8 @@
 //! Sends the changes of a plan in their order. Decides nothing.
 //!
 //! Each change is sent at most once, and only within ten seconds of the observation (invariant 11). If the answer to a
-//! call is lost, the next reconcile plans the call again, because every call is idempotent.
+//! call is lost, the next reconcile observes etcd and plans again. A repeated call does no harm, because every call is
+//! idempotent.
 
 use std::time::Instant;
 

@@ -57,7 +57,8 @@ pub(crate) trait AccessObject:
     /// Invariant 43: whether the operators need the role or the user with this name to log in.
     fn is_of_operators(name: &str, etcd: &EtcdFacts) -> bool;
 
-    /// The name of the EtcdCluster whose etcd contains the role or the user: the recorded name during a deletion.
+    /// The name of the EtcdCluster whose etcd contains the role or the user: from the status while the object is being
+    /// deleted, else from the spec.
     fn target(&self) -> &str {
         match self.owned() {
             Some(owned) if self.meta().deletion_timestamp.is_some() => &owned.cluster,
@@ -65,7 +66,7 @@ pub(crate) trait AccessObject:
         }
     }
 
-    /// The name of the role or the user in etcd: the recorded name during a deletion.
+    /// The name of the role or the user in etcd: from the status while the object is being deleted, else from the spec.
     fn entry(&self) -> &str {
         match self.owned() {
             Some(owned) if self.meta().deletion_timestamp.is_some() => &owned.name,

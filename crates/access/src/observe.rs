@@ -193,8 +193,8 @@ fn rivals<K: AccessObject>(cache: &Cache<K>, object: &K, cluster: &Cluster) -> V
 }
 
 impl ObservedUser {
-    /// Asks etcd whether it accepts the password, and adds the answer to the snapshot. Without a password in the spec,
-    /// sends an empty password: the answer `NoPassword` does not depend on the sent password.
+    /// Asks etcd whether it accepts the password, and adds the answer to the snapshot. If `password` is `None`, sends
+    /// an empty password: for a user without a password, etcd answers `NoPassword` to every password.
     ///
     /// # Errors
     /// Fails if etcd does not answer.

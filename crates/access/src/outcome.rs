@@ -92,7 +92,7 @@ impl Error {
         }
     }
 
-    /// True if the observation is outdated. The next reconcile repeats the step at once.
+    /// True if the observation is outdated. The operator then reconciles the object again after a short delay.
     pub(crate) fn is_outdated(&self) -> bool {
         match self {
             Self::Finalizer(error) | Self::Status(error) => {

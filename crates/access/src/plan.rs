@@ -33,9 +33,9 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// The change of the ownership in the status, written after the steps.
     pub(crate) record: Record,
-    /// How the user authenticates after all steps have succeeded. `None` if the status keeps its password version.
+    /// How the user authenticates after all steps have succeeded. `None` if `status.password` does not change.
     pub(crate) login: Option<LoginRecord>,
-    /// True if the plan needs the answer of etcd to the password. Such a plan has no steps.
+    /// True if the plan depends on whether etcd accepts the password. Such a plan has no steps.
     pub(crate) asks: bool,
     /// The state of the object after all steps have succeeded.
     pub(crate) state: Trouble,
@@ -57,8 +57,8 @@ pub(crate) enum Record {
 pub(crate) struct LoginRecord {
     /// The version of the password; `None` for a client certificate.
     pub(crate) password: Option<PasswordStatus>,
-    /// If false, the status gets no time of a check, so the operator checks the password after authentication is
-    /// enabled.
+    /// False if etcd cannot check the password, because authentication is disabled. The status then gets no time of a
+    /// check, so that the operator checks the password when authentication is enabled.
     pub(crate) is_verified: bool,
 }
 

@@ -74,7 +74,8 @@ api::reasons! {
 }
 
 impl Reason {
-    /// The readiness of an object with this reason: `Stalled` if a user must act before the operator can continue.
+    /// The readiness of an object with this reason: `Stalled` if an administrator must act before the operator can
+    /// continue.
     pub fn readiness(self) -> Readiness {
         match self {
             Self::AsDesired => Readiness::Ready,

@@ -52,7 +52,8 @@ impl ClusterFacts {
     /// match. An EtcdCluster that is created again on its retained volumes has another UID. After a restore in place,
     /// etcd has another cluster ID.
     ///
-    /// Invariant 1: while the cluster ID is not known, the ownership may belong to this etcd cluster.
+    /// Invariant 1: while the cluster ID is not known, the ownership may belong to this etcd cluster, so the result is
+    /// true.
     pub fn matches(&self, owned: &OwnedStatus) -> bool {
         let id = self.cluster_id.as_deref();
         owned.cluster_uid == self.uid || id.is_none_or(|id| id == owned.cluster_id)
@@ -106,7 +107,7 @@ pub struct UserSnapshot {
     /// The version of the Secret with the password; `None` without `spec.password`. The error is the reason why the
     /// operator cannot use the Secret.
     pub password: Option<Result<PasswordStatus, Trouble>>,
-    /// The answer of etcd to the password, if the plan has asked for it.
+    /// Whether etcd accepts the password. `None` if no plan has asked for this check (`Plan::asks`).
     pub check: Option<PasswordCheck>,
 }
 

@@ -82,8 +82,8 @@ pub(crate) fn changes<K: AccessObject>(object: &K, executed: &Executed) -> Vec<N
     notices
 }
 
-/// The Event about the state of the object: a warning if a user must act. `None` if the object matches its spec or is
-/// in progress.
+/// The Event about the state of the object: a warning if an administrator must act. `None` if the object matches its
+/// spec or is in progress.
 pub(crate) fn waiting(plan: &Plan) -> Option<Notice> {
     let Trouble { reason, message } = plan.state.clone();
     let (word, action) = (reason.as_str(), "Reconcile");

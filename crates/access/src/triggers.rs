@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use runtime::controller::Guarded;
 use serde_json::Value;
 
-/// Hashes of the last event of each EtcdCluster, by its UID.
+/// Hashes of the object in the last watch event of each EtcdCluster, by the UID of the EtcdCluster.
 #[derive(Default)]
 pub(crate) struct ClusterChanges {
     last: Mutex<HashMap<String, Hashes>>,

@@ -33,7 +33,7 @@ const ROOT_PASSWORD: &str = "correct-horse";
 /// The servers of a test.
 struct Scene {
     client: Client,
-    /// A client of etcd with the user root.
+    /// A client that logs in to etcd as the user `root`.
     root: EtcdClient,
     via: [String; 1],
     _etcd: EtcdProcess,

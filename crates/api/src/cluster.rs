@@ -297,8 +297,8 @@ impl EtcdClusterSpec {
             .unwrap_or_else(|| version.image(&self.repository))
     }
 
-    /// True if the PVCs of the members have no owner, so that the volumes stay when the EtcdCluster is deleted. With
-    /// `BackupThenDelete`, the PVCs get an owner after the backup.
+    /// True if the PVCs of the members have no owner reference, so that the volumes stay when the EtcdCluster is
+    /// deleted. With `BackupThenDelete`, the PVCs get an owner reference after the backup.
     pub fn retains_volumes(&self) -> bool {
         self.backs_up_before_deletion()
             || self.deletion_policy == Some(ClusterDeletionPolicy::RetainVolumes)

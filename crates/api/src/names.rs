@@ -12,7 +12,7 @@ pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
 
-/// Label of all objects of a cluster. Its value is [`APP`].
+/// Label of all objects of a cluster. Its value is [`APP`], or [`APP_GRPC_PROXY`] for the gRPC proxies.
 pub const LABEL_APP: &str = "app";
 /// Value of [`LABEL_APP`].
 pub const APP: &str = "etcd";
@@ -51,8 +51,8 @@ pub const ANNOTATION_SERVED: &str = "etcd.database.coreos.com/served-version";
 /// Pod annotation with the image that the operator requested. A webhook may have changed the image in the pod. A PVC
 /// has this annotation too, if the image of its version ([`ANNOTATION_VERSION`]) has a digest.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
-/// Pod annotation for a change of the image in place: the previous version, and the restarts of the container before
-/// the change. The operator removes it when the member is healthy again.
+/// Pod annotation for a change of the image in place: the previous version, and the number of restarts of the container
+/// before the change. The operator removes the annotation when the member is healthy again.
 pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
 /// Annotation of pods and PVCs with the cluster token.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
@@ -90,11 +90,12 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 /// operators can authenticate as the etcd user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start. With static Secrets, a CA is identified by its
-/// name and key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen digits of
-/// their fingerprint. A Secret with a certificate from cert-manager has this annotation too, with the CAs of its
-/// certificate.
+/// subject and public key, so a reissued CA counts as the same CA. Generated CAs are identified by the first sixteen
+/// digits of their fingerprint. A Secret with a certificate from cert-manager has this annotation too, with the CAs of
+/// its certificate.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` of the pod. A PVC that stays after the deletion of its EtcdCluster also has it.
+/// Pod annotation with the value of `spec.TLS` for which the pod was created. A PVC that stays after the deletion of
+/// its EtcdCluster also has it.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the certificates of the member or of the gRPC proxy. A changed value makes the
 /// kubelet read the Secrets of a member at once, and replaces the pod of a proxy.
@@ -113,14 +114,16 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdCluster` with the deletion policy `BackupThenDelete`. The operator removes it after the backup.
 pub const FINALIZER_BACKUP: &str = "etcd.database.coreos.com/backup-before-deletion";
-/// Finalizer with which the garbage collector deletes the dependents of an object first (foreground deletion).
+/// Finalizer with which the garbage collector deletes the dependents of an object before the object (foreground
+/// deletion).
 pub const FINALIZER_FOREGROUND: &str = "foregroundDeletion";
 /// Finalizer of an `EtcdRestore` that may have locked an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Finalizer of an `EtcdMirror` that may have a checkpoint in its destination. The operator removes the finalizer after
 /// it has deleted the checkpoint.
 pub const FINALIZER_MIRROR: &str = "etcd.database.coreos.com/mirror";
-/// The keys with the records of mirrors in a destination begin with this text. Mirrors do not copy such keys.
+/// Prefix of the keys in a destination that contain the checkpoints and the registry of mirrors. Mirrors do not copy
+/// keys with this prefix.
 pub const MIRROR_RECORDS: &str = "etcd.database.coreos.com/mirror/";
 /// Annotation of an `EtcdMirror` whose source was replaced. A user approves the new source with the value `<cluster ID
 /// of the source>/<last copied revision>`. The operator then copies all keys again.
@@ -255,7 +258,7 @@ pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
 }
 
 /// The name of the cluster in the name of a member. `None` for other texts, also for names of coreos/etcd-operator
-/// before 0.8.3 (`<cluster>-0000`). Use the label for such members.
+/// before 0.8.3 (`<cluster>-0000`). For such members, use [`LABEL_CLUSTER`].
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -302,7 +305,7 @@ pub fn grpc_proxy_labels(cluster: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of a member's pod, PVC and Service, without the role.
+/// Labels of a member's pod, PVC and Service, without [`LABEL_ROLE`].
 pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     let mut labels = cluster_labels(cluster);
     labels.insert(LABEL_MEMBER.to_owned(), member.to_owned());
@@ -381,8 +384,8 @@ impl Addresses {
         )
     }
 
-    /// The client URL of a member with an IP address. With TLS, `#` and the host name follow, because the certificate
-    /// contains the host name.
+    /// The client URL of a member at an IP address. With TLS, `#` and the host name follow, because the client checks
+    /// the host name in the certificate.
     pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
         let url = format!("{}://{at}", scheme(self.client_tls));

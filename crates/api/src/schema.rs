@@ -24,7 +24,8 @@ pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> S
     json_schema!({ "type": "array", "maxItems": 32, "items": items })
 }
 
-/// The schema of environment variables. The length of names is limited, because CEL rules match the names.
+/// The schema of environment variables. The names have a maximum length, because CEL rules match the names, and the API
+/// server rejects CEL rules with unlimited cost.
 pub(crate) fn environment(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = embedded_list::<EnvVar>(generator).to_value();
     if let Some(name) = schema.pointer_mut("/items/properties/name") {

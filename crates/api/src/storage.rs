@@ -218,7 +218,7 @@ pub struct LocalSource {
     pub path: String,
 }
 
-/// The storage locations of a spec. Exactly one may be set, which must match the storage type.
+/// The storage locations of a spec. Exactly one must be set: the location for the storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     /// `spec.s3`.

@@ -37,7 +37,8 @@ const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 /// Maximum back-off between two attempts of a transfer, in seconds.
 const TRANSFER_BACKOFF: u64 = 30;
 
-/// Limits of removals. More removals than transfers may run concurrently, because removals transfer no data.
+/// Limits of the workers that remove stored backups. More removals than transfers may run concurrently, because
+/// removals transfer no data.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
@@ -49,8 +50,9 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// Limits of copies. Copies and transfers use separate slots, so that a slow second store does not delay backups. A
-/// copy downloads and uploads at the same time, so it needs twice the memory of a transfer.
+/// Limits of the workers that copy backups to the stores of `spec.copyTo`. Copies and transfers use separate slots, so
+/// that a slow second store does not delay backups. A copy downloads and uploads at the same time, so it needs twice
+/// the memory of a transfer.
 const COPIES: Limits = Limits {
     concurrent: 2,
     per_store: 2,

@@ -69,7 +69,8 @@ pub struct Copying {
     pub job: CopyJob,
     /// The UID of the EtcdBackup.
     pub uid: String,
-    /// The time at which this process started. An older unfinished upload was left by an earlier process.
+    /// The time at which this process started. An unfinished upload that began before this time comes from an earlier
+    /// process.
     pub since: Timestamp,
 }
 
@@ -79,7 +80,7 @@ impl Copying {
     /// # Errors
     ///
     /// Fails if the newest backup cannot be copied. If an older backup cannot be copied or old copies cannot be
-    /// removed, this function continues with the next step. The result then contains the first problem.
+    /// removed, the function succeeds, and the result contains the first problem.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -117,7 +118,7 @@ impl Copying {
         Box::pin(copy_backup(places, expected, self.since, meter, cancelled)).await
     }
 
-    /// Copies older backups and applies the retention rules, after the newest backup was copied.
+    /// Copies the older backups, and applies the retention rules. The newest backup is already copied.
     async fn complete(
         &self,
         newest: &Stored,
@@ -168,7 +169,7 @@ impl Copying {
         }
     }
 
-    /// The backups that the retention rules would delete, if all older backups were copied.
+    /// The copies that the retention rules would delete if all older backups were copied.
     async fn surplus(
         &self,
         newest: &Stored,

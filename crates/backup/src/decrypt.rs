@@ -73,7 +73,7 @@ fn name_of(file: &Path) -> String {
     file.display().to_string()
 }
 
-/// Copies the content of the object. Returns the number of bytes of the snapshot.
+/// Decrypts and decompresses the object, and writes the snapshot. Returns the number of bytes of the snapshot.
 fn decrypt(keys: Keys, object: &mut impl Read, snapshot: &mut impl Write) -> Result<u64, Error> {
     let mut unpacker = Unpacker::new(Some(keys));
     let mut written = 0;

@@ -160,8 +160,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a function that checks whether the EtcdBackup with this UID exists. If `or_deleting` is false, the
-    /// function returns false as soon as the EtcdBackup is being deleted.
+    /// Returns a function that checks whether an EtcdBackup with the name and the UID of `backup` exists. If
+    /// `or_deleting` is false, the function returns false as soon as the EtcdBackup is being deleted.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -230,7 +230,8 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Creates or deletes the pod that verifies a backup.
+/// Creates or deletes the pod that verifies a backup. After the verification, other EtcdBackups may start their
+/// verifications.
 async fn step_verification(
     context: &ExecuteContext,
     backup: &EtcdBackup,

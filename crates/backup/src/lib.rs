@@ -1,7 +1,7 @@
 //! The backup operator: takes snapshots of etcd clusters and writes them to a store, as EtcdBackup objects specify.
 //!
-//! The operator writes nothing to etcd. It writes snapshots and their manifests to the path in the spec, and deletes
-//! older backups there according to the retention rules (invariant 13).
+//! This crate writes nothing to etcd. The operator writes snapshots and their manifests to the path in the spec, and
+//! deletes older backups there according to the retention rules (invariant 13).
 
 pub mod app;
 mod cluster_backup;

@@ -277,7 +277,8 @@ fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     Some(run.as_second())
 }
 
-/// True if the schedule starts further backups. An alert about the age of the newest backup needs this metric.
+/// True if the EtcdBackup is periodic and not suspended. An alert about the age of the newest backup must ignore all
+/// other EtcdBackups.
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)

@@ -39,7 +39,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct ObserveContext {
     pub(crate) client: Client,
-    /// The client for clusters without TLS and authentication.
+    /// The client for clusters that use neither TLS nor authentication.
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
@@ -276,7 +276,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup in a namespace that the operator has not listed may own backups at this path.
+    /// An EtcdBackup in a namespace that the operator has not listed may write backups to the same path.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({

@@ -31,7 +31,8 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Time for which objects share an observation. It is shorter than the maximum age of an observation (invariant 11).
+/// Time for which objects share an observation. It is shorter than ten seconds, the maximum age of an observation
+/// (invariant 11).
 const SHARED: Duration = Duration::from_secs(3);
 /// Time after which an unused observation is dropped. Each object of an existing EtcdCluster requests the observation
 /// at least once a minute.
@@ -54,8 +55,8 @@ pub(crate) struct ObservedCluster {
 impl ObservedCluster {
     /// The members of the EtcdCluster.
     ///
-    /// # Errors
-    /// Fails if the operator cannot call them. The plan finds the cause in the facts of the EtcdCluster.
+    /// # Errors Fails if the operator cannot call them. The error does not name the cause: the plan finds the cause in
+    /// `cluster`.
     pub(crate) fn members(&self) -> Result<&Members, Trouble> {
         self.members.as_ref().ok_or_else(|| {
             let text = "the members of the EtcdCluster cannot be called";
@@ -91,7 +92,7 @@ impl Clusters {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Observes an EtcdCluster, or returns an observation of the last seconds.
+    /// Observes an EtcdCluster, or returns an observation that is less than three seconds old.
     pub(crate) async fn of(&self, namespace: &str, name: &str) -> Arc<ObservedCluster> {
         let slot = {
             let mut shared = self.shared();

@@ -1,7 +1,7 @@
 //! Decides whether the operator may change a role or a user in etcd.
 //!
-//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. It records a
-//! role or a user that does not exist yet, or whose object has `spec.adopt`.
+//! Invariant 43: the operator changes only roles and users that the status of the object has recorded. The operator
+//! records a role or a user only if etcd does not have it yet, or if the object has `spec.adopt: true`.
 
 use api::access::{AccessDeletionPolicy, OwnedStatus};
 use api::names::FINALIZER_ACCESS;
@@ -19,8 +19,8 @@ use crate::snapshot::{Cluster, ClusterFacts, EtcdFacts, Rival};
 pub(super) enum Entry {
     Missing,
     Exists {
-        /// True if all its permissions or roles are in the spec. An interrupted creation by this object can have left
-        /// such a role or user.
+        /// True if the spec contains all permissions of the role, or all roles of the user. The operator may have
+        /// created such a role or user for this object before it was interrupted.
         is_partial: bool,
         /// True for a user with the role `root`.
         is_root: bool,
@@ -36,7 +36,7 @@ pub(super) struct Admitted<'a> {
 }
 
 /// Fails with a plan if the operator must not change etcd yet: the plan waits, sets the finalizer, or records the
-/// ownership. `refuses` returns a problem that only one of the two kinds has.
+/// ownership. `refuses` is the additional check for a role, or for a user.
 pub(super) fn admit<'a, K: AccessObject>(
     object: &K,
     (cluster, rivals): (&'a Cluster, &[Rival]),
@@ -168,7 +168,8 @@ fn ownership<K: AccessObject>(
 
 /// Plans the deletion of an object. `delete` is the call that deletes its role or user in etcd.
 ///
-/// The finalizer is removed at once if the etcd cluster with the role or the user no longer exists.
+/// If the etcd cluster with the role or the user no longer exists or is being deleted, the plan removes the finalizer
+/// and changes nothing in etcd.
 pub(super) fn deletion<K: AccessObject>(
     object: &K,
     (cluster, rivals): (&Cluster, &[Rival]),
@@ -300,8 +301,8 @@ fn moved<K: AccessObject>(object: &K, field: &str, wanted: &str, owned: &OwnedSt
     Plan::waits(Reason::NameChanged, text)
 }
 
-/// The name of the rival that manages the role or the user in the place of this object. An object that owns the role or
-/// the user comes first, and then the oldest object. `None` if this object comes first.
+/// The name of the rival that manages the role or the user instead of this object. An object that owns the role or the
+/// user comes first, and then the oldest object. `None` if this object comes first.
 fn preferred<'a, K: AccessObject>(
     object: &K,
     owned: Option<&OwnedStatus>,

@@ -188,9 +188,9 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
     None
 }
 
-/// Why a user that etcd does not have cannot be created. The operator records such a user in the status only if it
-/// knows the password. If it recorded the user earlier, another program could create a user of this name before the
-/// password is known.
+/// The problem of the password of a user that etcd does not have. The operator records such a user in the status only
+/// after it has read the password. An earlier record would claim a user of this name that another program creates in
+/// the meantime.
 fn missing_password(seen: &UserSnapshot) -> Option<Trouble> {
     match (&seen.found, &seen.password) {
         (Ok(None), Some(Err(trouble))) => Some(trouble.clone()),

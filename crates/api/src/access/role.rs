@@ -66,7 +66,7 @@ text_enum! {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdRoleSpec {
-    /// The EtcdCluster, in the namespace of the EtcdRole. It needs `spec.auth`.
+    /// An EtcdCluster with `spec.auth`, in the namespace of the EtcdRole.
     pub etcd_cluster: ClusterReference,
     /// Name of the role in etcd. The default is the name of the EtcdRole. The operator does not rename roles, so do
     /// not change this field.

@@ -59,7 +59,7 @@ use crate::schema::{is_false, null_as_empty, object_name, readable_items};
     "a user has either a password or a client certificate: set spec.password or spec.clientCertificate, not both"
 ))]
 pub struct EtcdUserSpec {
-    /// The EtcdCluster, in the namespace of the EtcdUser. It needs `spec.auth`.
+    /// An EtcdCluster with `spec.auth`, in the namespace of the EtcdUser.
     pub etcd_cluster: ClusterReference,
     /// Name of the user in etcd. The default is the name of the EtcdUser. With `clientCertificate`, it is the common
     /// name of the certificate. The operator does not rename users, so do not change this field.

@@ -1,6 +1,7 @@
 //! The names of scheduled backups: `<path>_v<revision>_<time>`, as in coreos/etcd-operator.
 //!
-//! Invariant 13: an object in the store belongs to a path only if this module could have written exactly its name.
+//! Invariant 13: an object in the store belongs to a path only if its name is exactly a name that [`name`] returns for
+//! this path.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
@@ -75,7 +76,7 @@ mod tests {
         }
     }
 
-    /// Invariant 13: a name that differs in one character does not belong to the path.
+    /// Invariant 13: a name that only resembles the name of a scheduled backup does not belong to the path.
     #[test]
     fn invariant_13_only_exact_backup_names_are_parsed() {
         let good = "etcd_v99_2018-12-31-23:59:59";

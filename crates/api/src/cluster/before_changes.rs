@@ -151,14 +151,14 @@ impl EtcdClusterSpec {
         self.deletion_policy == Some(ClusterDeletionPolicy::BackupThenDelete)
     }
 
-    /// True if the backup operator must report the newest backup for changes.
+    /// True if changes wait for a backup, so that the backup operator must report the newest backup.
     pub fn has_changes_after_backup(&self) -> bool {
         let backup = self.backup.as_ref();
         backup.is_some_and(|backup| !backup.before_changes.is_empty())
             || self.backs_up_before_deletion()
     }
 
-    /// The required backup as part of a sentence. `age` is its maximum age.
+    /// The part of a message that describes the required backup. `age` is the maximum age of the backup.
     pub fn needed_backup(&self, change: &ClusterChange, age: Duration) -> String {
         let backup = self.backup.as_ref();
         let proven = backup.is_some_and(|backup| backup.verification.is_some());
@@ -190,7 +190,10 @@ impl EtcdClusterSpec {
 impl EtcdCluster {
     /// True if the EtcdCluster is being deleted and needs no backup anymore: its backup is complete or waived, or the
     /// cluster has never formed. `is_marked`: an object of a member has a cluster ID, so the cluster has formed, even
-    /// if the status has lost this ID. False while a restore has locked the EtcdCluster before its cluster has formed.
+    /// if the status has lost this ID.
+    ///
+    /// If the status has no cluster ID, the result is false without `status.bootstrap`, because the status may be lost,
+    /// and false while a restore has locked the EtcdCluster.
     pub fn may_be_deleted(&self, is_marked: bool) -> bool {
         if self.metadata.deletion_timestamp.is_none() {
             return false;

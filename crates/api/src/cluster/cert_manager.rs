@@ -15,9 +15,9 @@ use super::access::ROOT_USER;
 
 /// The default duration of cert-manager, which applies if the spec sets no duration.
 const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
-/// The minimum duration that cert-manager accepts.
+/// The minimum of `duration` that cert-manager accepts.
 const SHORTEST_VALIDITY: Duration = Duration::from_hours(1);
-/// The minimum time before the expiry that cert-manager accepts for a renewal.
+/// The minimum of `renewBefore` that cert-manager accepts.
 const SHORTEST_RENEWAL: Duration = Duration::from_mins(5);
 /// The algorithms of private keys, each with its sizes.
 const ALGORITHMS: [(&str, &[i64]); 3] = [
@@ -257,12 +257,13 @@ pub enum IssuedCertificate {
 }
 
 impl IssuedCertificate {
-    /// Name of the Certificate, and of the Secret that cert-manager writes. No pod mounts this Secret.
+    /// Name of the Certificate, and of the Secret that cert-manager writes. No pod mounts this Secret: the operator
+    /// copies the certificate to [`Self::secret`].
     pub fn certificate(&self, cluster: &str) -> String {
         format!("{}-issued", self.owner(cluster))
     }
 
-    /// Name of the Secret that members or clients mount. The operator writes it.
+    /// Name of the Secret that members or clients mount. The operator writes this Secret.
     pub fn secret(&self, cluster: &str) -> String {
         format!("{}-certs", self.owner(cluster))
     }

@@ -29,7 +29,7 @@ pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     problems
 }
 
-/// The problems of the spec of an EtcdCluster or of a template.
+/// The problems of the spec of an EtcdCluster, or of the template in an EtcdRestore.
 pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let mut problems = Vec::new();
     if !(MIN_SIZE..=MAX_SIZE).contains(&spec.size) {

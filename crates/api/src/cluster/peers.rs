@@ -3,7 +3,7 @@
 //! A peer listener either uses TLS or does not (`configurePeerListeners` in etcd's `server/embed/etcd.go`), and other
 //! members connect to the URL in etcd's member list. A switch therefore needs a second port and four stages. Two
 //! adjacent stages share one listener. When all peer URLs use this listener, the operator restarts the members in the
-//! next stage. From the second stage on, members have certificates, and connect with and without TLS.
+//! next stage. From the second stage on, members have certificates, and connect to peer URLs with and without TLS.
 
 use serde::{Deserialize, Serialize};
 

@@ -32,7 +32,7 @@ text_enum! {
         NoSpace = "NoSpace",
         /// The schedule of defragmentations.
         Schedule = "Schedule",
-        /// The free percentage of the database file exceeds the threshold.
+        /// The free percentage of a database file has reached `freePercent`.
         Threshold = "Threshold",
     }
 }

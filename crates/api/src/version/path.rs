@@ -150,7 +150,8 @@ fn floor((major, minor): (u64, u64)) -> u64 {
     floors.map(|floor| floor.patch).max().unwrap_or_default()
 }
 
-/// The version to set before `to`: the required patch release of this minor release, or the next minor release.
+/// The version to set between `at` and `to`: the required patch release of the same minor release as `at`, or a release
+/// of the adjacent minor release.
 fn next_stop(at: &EtcdVersion, to: &EtcdVersion) -> Option<EtcdVersion> {
     let ((major, minor), (to_major, to_minor)) = (at.minor(), to.minor());
     if major != to_major {

@@ -48,7 +48,7 @@ fn assert_contains(whole: &Value, part: &Value, place: &str) {
     }
 }
 
-/// The problems of an object and its fields without effect. `None` for objects of other APIs.
+/// The problems of an object, and the names of its fields that have no effect. `None` for objects of other APIs.
 fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
     match object["kind"].as_str()? {
         "EtcdCluster" => {

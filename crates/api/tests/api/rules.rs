@@ -215,7 +215,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
     }
 }
 
-/// The variable of a reserved flag must also be reserved.
+/// The environment variable of a reserved flag must also be reserved, because etcd reads flags from variables.
 #[test]
 fn operator_reserves_variable_of_each_reserved_flag() {
     for owned in OWNED_FLAGS {
@@ -227,7 +227,7 @@ fn operator_reserves_variable_of_each_reserved_flag() {
     }
 }
 
-/// If `spec.etcd` sets an option, the schema rejects the variable of the same option.
+/// If `spec.etcd` sets an option, the schema rejects the environment variable of the same option.
 #[test]
 fn schema_rejects_variable_of_every_option_that_spec_sets() {
     let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",
@@ -249,7 +249,7 @@ fn schema_rejects_variable_of_every_option_that_spec_sets() {
     }
 }
 
-/// The rules also apply to the template of a restore.
+/// The rules for an EtcdCluster also apply to the template in an EtcdRestore.
 #[test]
 fn restore_template_may_not_set_reserved_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",

@@ -1,5 +1,5 @@
 //! Checks objects like a kube-apiserver: unknown fields, types, bounds, lengths, enums, required fields, defaults and
-//! CEL rules, but not patterns. The end-to-end tests send the same fixtures to a kube-apiserver.
+//! CEL rules, but not patterns. The end-to-end tests send the fixtures of `rules.rs` to a real kube-apiserver.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -24,8 +24,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Removes the part for existing objects from rules with `optionalOldSelf`. The fixtures are new objects, and the
-/// evaluator of this test does not support an empty `oldSelf`.
+/// Removes `oldSelf.hasValue() ||`, the exemption of existing objects, from rules with `optionalOldSelf`. The fixtures
+/// are new objects, and the evaluator of this test does not support an empty `oldSelf`.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()

@@ -26,7 +26,7 @@ pub(super) enum Action {
     Apply(Box<EtcdBackup>),
     /// Delete the EtcdBackup, because `spec.backup` was removed.
     Delete(Box<EtcdBackup>),
-    /// No change: the cluster does not own the EtcdBackup with its name.
+    /// No change: the cluster does not own the EtcdBackup with the name of the cluster.
     Taken,
 }
 
@@ -71,7 +71,7 @@ fn belongs(cluster: &EtcdCluster, backup: &EtcdBackup) -> bool {
 }
 
 /// Invariant 41: true if the deletion of the EtcdCluster waits for a backup. False for a foreground deletion, in which
-/// the garbage collector deletes the EtcdBackup first, and would also delete a new EtcdBackup.
+/// the garbage collector deletes the EtcdBackup before the EtcdCluster, and would also delete a new EtcdBackup.
 fn deletion_waits(cluster: &EtcdCluster) -> bool {
     let status = cluster.status.as_ref();
     let record = status.and_then(|status| status.before_change.as_ref());
@@ -157,7 +157,7 @@ pub(super) fn backup_request(
     })
 }
 
-/// The state of an EtcdBackup from which a backup was requested at this time.
+/// The state of an EtcdBackup that was asked for a backup at the time `requested`.
 fn state_of(backup: &EtcdBackup, requested: Timestamp) -> String {
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());
@@ -187,7 +187,7 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
 }
 
 /// The newest backup that satisfies `spec.backup.beforeChanges` and `spec.deletionPolicy: BackupThenDelete`. `None` if
-/// the spec has none of the two fields.
+/// the spec has neither field, or if no backup satisfies them.
 ///
 /// Invariants 32 and 41: the backup has the cluster ID of this cluster. If the spec asks for verifications, a
 /// verification has restored the backup.

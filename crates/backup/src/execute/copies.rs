@@ -29,7 +29,7 @@ pub(super) fn running(context: &ExecuteContext, backup: &EtcdBackup) -> Vec<Copy
     copies.collect()
 }
 
-/// Forgets the ended workers of all copies.
+/// Deletes the results of the ended workers of all copies from memory.
 pub(super) fn forget(context: &ExecuteContext, backup: &EtcdBackup) {
     for copy in &backup.spec.copy_to {
         let key = key(backup, copy);
@@ -38,8 +38,8 @@ pub(super) fn forget(context: &ExecuteContext, backup: &EtcdBackup) {
     }
 }
 
-/// Forgets the workers whose results the status reports, and starts the planned workers. `stores` has one item for each
-/// entry of `spec.copyTo`.
+/// Deletes the results that the status reports from memory, and starts the planned workers. `stores` has one item for
+/// each entry of `spec.copyTo`.
 pub(crate) fn start_copies(
     context: &ExecuteContext,
     backup: &EtcdBackup,

@@ -51,7 +51,7 @@ fn finalizer_is_removed_if_cluster_is_deleted_or_replaced() {
     }
 }
 
-/// Invariant 1: without an answer of etcd, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the
+/// Invariant 1: if etcd has not answered, the role may exist, so the deletion waits. `deletionPolicy: Retain` ends the
 /// wait.
 #[test]
 fn deletion_waits_for_etcd_unless_policy_is_retain() {

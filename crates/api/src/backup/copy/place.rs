@@ -31,8 +31,8 @@ fn place(block: &StorageBlock) -> (&'static str, Option<String>, String) {
 }
 
 /// Whether the host is an endpoint of the cloud's object storage, such as `s3.eu-west-1.amazonaws.com`. Other hosts in
-/// the domain can be servers of users, for example behind a load balancer (`elb`). AWS GovCloud has its own bucket
-/// names.
+/// the domain can be servers of users, for example behind a load balancer (`elb`). AWS GovCloud (`us-gov-`) has
+/// separate bucket names, so its endpoints are not in the cloud either.
 fn is_in(host: &str, (domain, storage): Cloud) -> bool {
     let before = host.strip_suffix(domain);
     let Some(before) = before.and_then(|before| before.strip_suffix('.')) else {

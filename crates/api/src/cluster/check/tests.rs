@@ -193,7 +193,8 @@ fn reserved_variable_is_rejected_with_any_value_source() {
     assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
 }
 
-/// coreos/etcd-operator has no fields for these options, so its users set the variables.
+/// Manifests of coreos/etcd-operator set these options with variables, because its spec has no fields for the options.
+/// A variable is rejected only together with the field.
 #[test]
 fn environment_variable_is_rejected_if_spec_sets_same_option() {
     for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
