@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_of_disk_space_is_reported_with_variable_to_set() {
+    fn lack_of_disk_space_is_reported_with_environment_variable_to_set() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "SOME_DIR").unwrap_err();
         assert!(error.to_string().contains("SOME_DIR"));

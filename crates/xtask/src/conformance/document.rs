@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn text_invariant_1_does_not_match_invariant_10() {
+    fn search_for_invariant_1_does_not_find_invariant_10() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")
