@@ -169,7 +169,7 @@ fn undamaged_store_listings_are_read() {
 }
 
 #[test]
-fn damaged_list_responses_end_with_few_names_or_error() {
+fn listing_with_damaged_response_returns_few_names_or_error() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {

@@ -128,7 +128,7 @@ async fn endless_list_response_of_store_is_rejected_at_size_limit() {
 
 /// Errors and results of writes have a low limit, because they are short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_error_and_write_responses_are_read_only_up_to_limit() {
+async fn reading_of_endless_error_and_write_responses_stops_at_limit() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
     for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
         let server = HostileServer::start(move |_| endless().with_status(status));

@@ -37,7 +37,9 @@ async fn member_without_volume_is_replaced_after_loss_of_its_pod() {
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         }
         writer.await_more(10).await?;
-        writer.finish("members without volumes lost their pods").await?;
+        writer
+            .finish("members without volumes lost their pods")
+            .await?;
         // The operator must report each kind of membership change with an Event.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
@@ -68,7 +70,10 @@ async fn member_with_volume_keeps_its_identity_after_loss_of_its_pod() {
             );
         }
         writer.await_more(10).await?;
-        writer.finish("members lost their pods, but not their volumes").await.map(drop)
+        writer
+            .finish("members lost their pods, but not their volumes")
+            .await
+            .map(drop)
     })
     .await;
 }

@@ -247,7 +247,7 @@ fn operator_framework_rejects_bundle_without_crd() {
 }
 
 #[test]
-fn operator_framework_rejects_bundle_with_wrong_version() {
+fn operator_framework_rejects_bundle_with_unknown_or_invalid_version() {
     let version = published().version;
     for (from, to, expected) in [
         // The ClusterServiceVersion names the API version v1beta9, which no CRD has.
@@ -388,7 +388,7 @@ fn publishing_commands(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn release_workflow_runs_same_commands_as_releasing_page() {
+fn release_workflow_runs_publishing_commands_of_releasing_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");

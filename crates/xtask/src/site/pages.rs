@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn unlisted_linked_page_is_rejected_if_no_readme_above_it_is_listed() {
+    fn unlisted_linked_page_in_docs_or_repository_root_is_rejected() {
         for place in ["docs/b.md", "b.md"] {
             let (_folder, outcome) = written(&[
                 ("docs/SUMMARY.md", "[I](README.md)\n\n- [A](a.md)\n"),

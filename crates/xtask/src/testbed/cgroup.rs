@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_v1_detection_finds_all_trees_and_tracks_processes_in_pids() {
+    fn cgroup_v1_detection_finds_all_trees_and_selects_pids_tree() {
         let dir = tempfile::tempdir().unwrap();
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
