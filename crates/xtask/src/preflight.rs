@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_hidden_by_testbed_is_rejected() {
+    fn folder_below_mount_of_testbed_is_rejected() {
         assert!(place(Path::new("/run/user/0/x"), "X").is_err());
         assert!(place(Path::new("/runner/x"), "X").is_ok());
     }
