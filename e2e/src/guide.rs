@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guide_reads_blocks_of_section_in_order_and_replaces_values() {
+    fn guide_reads_code_blocks_of_section_in_order_and_replaces_placeholders() {
         let folder = tempfile::tempdir().unwrap();
         let document = folder.path().join("a.md");
         let text = "# A\n\n## First\n\n```sh\nno\n```\n\n## Second\n\n1. Do:\n\n   ```yaml\n   a:\n     b: NAME\n   ```\n\n```sh\nrun NAME\n```\n\n## Third\n\n```sh\nno\n```\n";

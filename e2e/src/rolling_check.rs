@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rolling_check_history_matches_pods_only_after_all_changes() {
+    fn rolling_check_matches_pods_only_after_it_received_all_changes() {
         let mut seen = three();
         let now = |terminating| {
             let (a, b) = (

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_with_one_unit_are_parsed() {
+    fn only_durations_with_single_unit_are_parsed() {
         assert_eq!(whole_seconds("90s"), Some(90));
         assert_eq!(whole_seconds("6h"), Some(21_600));
         assert_eq!(whole_seconds("1h30m"), None);

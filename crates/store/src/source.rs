@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn store_error_names_invalid_secret_and_its_key() {
+    async fn invalid_secret_or_endpoint_is_reported_with_its_spec_field() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn store_requires_its_directory_or_secret() {
+    async fn local_and_pvc_need_mounted_directory_and_oss_needs_secret() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn only_buckets_without_secret_use_identity_of_pod() {
+    fn only_bucket_without_secret_uses_pod_identity() {
         let mut s3 = S3Source {
             path: "bucket/etcd/key".to_owned(),
             ..S3Source::default()

@@ -244,7 +244,7 @@ mod tests {
 
     /// The content is the same for every split of the stream into chunks, even for a split within the first bytes.
     #[test]
-    fn compressed_or_encrypted_content_round_trips_for_each_chunk_size() {
+    fn content_round_trips_with_any_compression_encryption_and_chunk_size() {
         for size in [0, 1, 3, 4, 7, 8, 60, 1000, 300_000] {
             let content = content(size);
             for (compress, encrypt) in [(false, false), (true, false), (false, true), (true, true)]
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_content_is_returned_as_stored_without_decompression() {
+    fn unpacker_without_decompression_returns_compressed_content() {
         for size in [0, 3, 1000, 300_000] {
             let compressed = packed(&content(size), true, None);
             for encrypt in [false, true] {
@@ -277,7 +277,7 @@ mod tests {
 
     /// A writer to the bucket must not be able to replace an encrypted backup with an unencrypted object.
     #[test]
-    fn unencrypted_object_is_refused_if_keys_are_given() {
+    fn unencrypted_object_is_refused_if_decryption_keys_are_given() {
         for size in [0, 3, 8, 1000] {
             for compress in [false, true] {
                 let stored = packed(&content(size), compress, None);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_decryption_key_is_reported_with_id() {
+    fn error_of_missing_decryption_key_contains_key_id() {
         let stored = packed(b"content", true, Some(&key('a')));
         let id = key('a').id().to_string();
         for given in [None, Some(Keys::default()), Some(keys('b'))] {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_object_is_detected() {
+    fn truncated_compressed_or_encrypted_object_is_rejected() {
         let content = content(200_000);
         for (compress, encrypt) in [(true, false), (false, true), (true, true)] {
             let stored = packed(&content, compress, encrypt.then(|| key('a')).as_ref());

@@ -169,7 +169,7 @@ fn undamaged_store_listings_are_read() {
 }
 
 #[test]
-fn damaged_store_responses_are_read_or_rejected() {
+fn listing_with_damaged_response_returns_few_names_or_error() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
@@ -232,7 +232,7 @@ fn unpacked(object: &[u8]) -> Result<Vec<u8>, unpack::Error> {
 }
 
 #[test]
-fn damaged_encrypted_objects_are_rejected() {
+fn damaged_encrypted_objects_never_yield_wrong_content() {
     let objects = [encrypted(false), encrypted(true)];
     let samples: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
     proptest!(cases(256), |(object in damaged(&samples))| {
@@ -248,7 +248,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn damaged_grant_never_contains_parent_directory(
+    fn damaged_grant_with_parent_directory_is_rejected(
         text in damaged_text(&["team-a=s3://backups/team-a", "b=abs://account/container", "c=gs://bucket"]),
     ) {
         if bounded(|| text.parse::<Grant>()).is_ok() {

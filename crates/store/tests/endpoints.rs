@@ -1,4 +1,4 @@
-//! Requests to a wrong endpoint fail with a remedy.
+//! Requests to a wrong endpoint fail. If only the scheme of the URL is wrong, the error names the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -58,7 +58,7 @@ impl Configs {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_to_wrong_store_endpoint_fails_with_remedy() {
+async fn requests_to_wrong_store_endpoint_fail() {
     let configs = Configs::new();
     let plain = web_server("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
     for (name, store) in configs.stores(&format!("https://{plain}")).await {

@@ -108,7 +108,7 @@ fn page(request: &str, count: usize, marker: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_endless_list_response_is_limited() {
+async fn endless_list_response_of_store_is_rejected_at_size_limit() {
     for length in ["x-no: length", "content-length: 999999999999"] {
         let server = HostileServer::start(move |request| {
             Reply::new(beginning(request), Then::Repeat(vec![b'x'; 64 << 10])).with_header(length)
@@ -128,7 +128,7 @@ async fn hostile_store_endless_list_response_is_limited() {
 
 /// Errors and results of writes have a low limit, because they are short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_endless_error_and_write_responses_are_limited() {
+async fn reading_of_endless_error_and_write_responses_stops_at_limit() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
     for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
         let server = HostileServer::start(move |_| endless().with_status(status));
@@ -157,7 +157,7 @@ async fn hostile_store_endless_error_and_write_responses_are_limited() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_endless_listing_fails() {
+async fn store_listing_with_endless_pages_fails() {
     let number = AtomicUsize::new(0);
     let server = HostileServer::start(move |request| {
         let marker = number.fetch_add(1, Ordering::SeqCst).to_string();
@@ -183,7 +183,7 @@ async fn hostile_store_endless_listing_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_listing_with_repeated_marker_fails() {
+async fn store_listing_with_repeated_page_marker_fails() {
     let server = HostileServer::start(|request| Reply::new(page(request, 1, "same"), Then::End));
     for (name, store) in server.stores().await {
         let result = store.list("prefix").await;
@@ -195,7 +195,7 @@ async fn hostile_store_listing_with_repeated_marker_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_slow_listing_times_out() {
+async fn slow_store_listing_times_out() {
     let pause = Duration::from_millis(20);
     let server =
         HostileServer::start(move |request| Reply::new(beginning(request), Then::Slow(pause)));
@@ -227,7 +227,7 @@ async fn hostile_store_slow_listing_times_out() {
 
 /// A response that would need many times its size in memory is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_memory_intensive_responses_are_limited() {
+async fn list_responses_that_need_much_memory_are_rejected() {
     // An endless listing arrives in HTTP chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
@@ -269,7 +269,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
 
 /// The first part of an object is read into memory, so a response that is longer than the requested part is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_oversized_first_part_is_rejected() {
+async fn response_longer_than_requested_first_part_is_rejected() {
     let server = HostileServer::start(|_| {
         Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]))
             .with_status("206 Partial Content")

@@ -117,7 +117,7 @@ async fn s3_client_sends_no_checksum_trailers() {
 }
 
 #[tokio::test]
-async fn broken_part_upload_is_retried() {
+async fn s3_upload_completes_despite_connection_losses() {
     let server = S3Server::start(&["bucket"]);
     let cuts = Cuts {
         times: 4,
@@ -133,7 +133,7 @@ async fn broken_part_upload_is_retried() {
 }
 
 #[tokio::test]
-async fn broken_download_resumes_at_offset() {
+async fn s3_download_completes_despite_connection_losses() {
     let server = S3Server::start(&["bucket"]);
     let content = content(20 * MIB);
     upload(
@@ -156,7 +156,7 @@ async fn broken_download_resumes_at_offset() {
 }
 
 #[tokio::test]
-async fn download_of_replaced_object_fails() {
+async fn download_fails_if_object_is_replaced_during_download() {
     let server = S3Server::start(&["bucket"]);
     let direct = reach(server.config("bucket")).await;
     upload(&direct, "object", &content(20 * MIB), MIB)
@@ -219,7 +219,7 @@ async fn aborted_or_dropped_upload_leaves_no_data() {
 }
 
 #[tokio::test]
-async fn s3_errors_contain_cause_and_remedy() {
+async fn s3_errors_contain_cause_but_no_secret() {
     let server = S3Server::start(&["bucket"]);
     let with = |change: fn(&mut S3Config)| {
         let mut config = server.config("bucket");
@@ -274,7 +274,7 @@ fn owner(server: &S3Server) -> aws_sdk_s3::Client {
 }
 
 #[tokio::test]
-async fn objects_are_stored_with_object_lock() {
+async fn objects_are_stored_with_object_lock_or_not_at_all() {
     let server = S3Server::start(&[]);
     let owner = owner(&server);
     let created = owner
@@ -316,7 +316,7 @@ async fn objects_are_stored_with_object_lock() {
 }
 
 #[tokio::test]
-async fn upload_leaves_no_data_if_store_ignores_encryption() {
+async fn upload_fails_and_leaves_no_data_if_store_ignores_encryption() {
     let server = S3Server::start(&["bucket"]);
     let mut config = server.config("bucket");
     config.protection.encryption = Some(ServerSideEncryption::Aes256);
@@ -336,7 +336,7 @@ async fn upload_leaves_no_data_if_store_ignores_encryption() {
 
 /// Invariant 12: the store rejects a request whose content does not match its checksum.
 #[tokio::test]
-async fn invariant_12_store_rejects_damaged_data() {
+async fn invariant_12_upload_damaged_in_transit_fails_and_leaves_no_object() {
     let server = S3Server::start(&["bucket"]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());

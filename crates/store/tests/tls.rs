@@ -1,5 +1,5 @@
-//! A TLS connection to a store succeeds if the client trusts the certificate. Without this trust, the connection fails
-//! with a remedy.
+//! A TLS connection to a store succeeds if the client trusts the certificate, or does not verify it. Otherwise, the
+//! connection fails, and the error of a store names the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -40,7 +40,7 @@ fn s3_server(folder: &Path) -> S3Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn untrusted_store_certificate_is_reported_with_remedy() {
+async fn store_certificate_must_be_trusted_unless_verification_is_off() {
     let folder = tempfile::tempdir().unwrap();
     let ca = authority(folder.path());
     let server = s3_server(folder.path());
@@ -119,7 +119,7 @@ async fn untrusted_store_certificate_is_reported_with_remedy() {
 /// The server that issues credentials for the pod's own identity has an untrusted certificate. The test runs in a child
 /// process, because it needs other environment variables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn identity_request_verifies_server_certificate() {
+async fn pod_identity_request_verifies_server_certificate() {
     const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
     if std::env::var_os(URL).is_some() {
         return assert_identity_is_verified().await;
@@ -130,7 +130,7 @@ async fn identity_request_verifies_server_certificate() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "identity_request_verifies_server_certificate",
+            "pod_identity_request_verifies_server_certificate",
             "--nocapture",
         ])
         .env(URL, format!("{}/identity", server.endpoint))

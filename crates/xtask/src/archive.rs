@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn image_links_name_their_target() {
+    fn links_in_image_layer_are_symlinks_to_their_target() {
         let dir = tempfile::tempdir().unwrap();
         let layer = dir.path().join("layer");
         image(dir.path()).write_layer(&layer).unwrap();

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conformance_report_lists_code_and_tests_of_invariant() {
+    fn conformance_report_lists_code_and_tests_of_each_requirement() {
         let plan = "//! Invariant 5: dead members.\nfn plan() {}\n";
         let test = "#[test]\nfn invariant_5_keeps_disk() {\n}\n\n#[test]\nfn other() {\n}\n";
         let sources = [

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn image_runs_one_program_as_non_root_user() {
+    fn image_has_one_executable_file_and_non_root_user() {
         let dir = tempfile::tempdir().unwrap();
         let built = [program(dir.path(), "a")];
         let image = content(&built, &Origin::unreleased()).unwrap();

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn image_index_refers_to_configuration_and_layer() {
+    fn image_manifest_refers_to_configuration_and_layer() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("image.tar");
         let written = write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn image_index_contains_images_of_other_architectures() {
+    fn image_index_contains_one_image_for_each_architecture() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("image.tar");
         let others = [of_other_architecture(dir.path())];

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn released_image_has_all_labels() {
+    fn released_image_has_opencontainers_labels() {
         let origin = Origin::of_checkout("0.1.0-rc.1", Some("https://example.com/x")).unwrap();
         let labels = origin.labels();
         let value = |name: &str| {

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn running_tests_of_crashed_program_count_as_failed() {
+    fn unfinished_tests_of_crashed_program_count_as_failed() {
         let dies = format!("{BEGIN}; echo the cause >&2; kill -9 $$");
         let done = run_scripts(&[("a", &dies)]);
         assert_eq!(
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_unknown_duration_start_first() {
+    fn jobs_of_unknown_duration_start_first_then_longest_jobs() {
         let mut pool = pool(&[Some(1), Some(9), None, Some(3)]);
         let order: Vec<_> = std::iter::from_fn(|| pool.next()).collect();
         assert_eq!(order, [2, 1, 3, 0]);

@@ -248,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn folder_hidden_by_testbed_is_rejected() {
+    fn folder_below_mount_of_testbed_is_rejected() {
         assert!(place(Path::new("/run/user/0/x"), "X").is_err());
         assert!(place(Path::new("/runner/x"), "X").is_ok());
     }
 
     #[test]
-    fn lack_of_disk_space_is_reported_with_variable_to_set() {
+    fn lack_of_disk_space_is_reported_with_environment_variable_to_set() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "SOME_DIR").unwrap_err();
         assert!(error.to_string().contains("SOME_DIR"));

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn release_profile_unwinds_panics_and_checks_overflow() {
+    fn release_profile_unwinds_panics_checks_overflow_and_strips_symbols() {
         let text = fs::read_to_string(checkout::root().join("Cargo.toml")).unwrap();
         let (_, profile) = text.split_once("[profile.release]").unwrap();
         for line in [

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_error_names_what_was_not_ready() {
+    fn wait_timeout_error_contains_given_description() {
         let error = wait_for("the moon", Duration::from_millis(1), || false).unwrap_err();
         assert!(error.to_string().contains("the moon"));
     }

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn site_folder_with_other_files_is_not_replaced() {
+    fn nonempty_folder_without_site_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         check_out(folder.path()).unwrap();
         fs::write(folder.path().join("index.html"), "").unwrap();

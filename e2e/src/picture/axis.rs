@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn value_axis_covers_all_values() {
+    fn value_axis_has_round_marks_that_cover_all_values() {
         assert_eq!(
             shown(&values(0.0, 17.0, 1.0, 0.0)),
             ["0.0", "5.0", "10.0", "15.0", "20.0"]

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_with_equal_labels_share_row() {
+    fn query_answers_with_equal_labels_share_table_row() {
         let answer = |reference: &str, series: &[(&str, f64)]| Answer {
             reference: reference.into(),
             series: series

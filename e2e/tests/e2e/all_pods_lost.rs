@@ -62,7 +62,7 @@ async fn killed_containers_restart_with_their_data() {
 /// All pods of a cluster without volumes are deleted. The status reports the loss, and names an EtcdRestore as the
 /// remedy.
 #[tokio::test]
-async fn loss_of_all_data_is_reported_without_new_bootstrap() {
+async fn loss_of_all_data_is_reported_and_starts_no_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;

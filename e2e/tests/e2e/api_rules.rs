@@ -15,7 +15,7 @@ use crate::fixtures::manifests;
 const AT_A_TIME: usize = 4;
 
 #[tokio::test]
-async fn api_server_applies_every_rule_to_manifests() {
+async fn api_server_accepts_valid_and_rejects_invalid_manifests() {
     bare_scenario("api_rules", async |sandbox| {
         sandbox.install_crds().await?;
         for folder in [

@@ -54,7 +54,7 @@ struct Before {
 
 /// Invariant 12: the stored backup contains all data that etcd sent.
 #[tokio::test]
-async fn lost_cluster_is_restored_from_its_s3_backup() {
+async fn deleted_cluster_is_restored_from_its_s3_backup() {
     scenario("backup_restore_s3", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         let (bucket, keys) = filled_cluster(sandbox, &manifest, 3).await?;

@@ -95,7 +95,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
 }
 
 #[tokio::test]
-async fn gcs_abs_and_oss_save_and_restore_backups() {
+async fn gcs_abs_and_oss_backups_are_saved_and_restored() {
     bare_scenario("backup_stores", async |sandbox| {
         let local = "backups.localVolume.emptyDir.sizeLimit=64Mi";
         sandbox.install_operators_with(&["--set", local]).await?;

@@ -21,7 +21,7 @@ fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn lost_member_without_volume_is_replaced() {
+async fn member_without_volume_is_replaced_after_loss_of_its_pod() {
     cluster_scenario("replace_member", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -37,7 +37,9 @@ async fn lost_member_without_volume_is_replaced() {
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         }
         writer.await_more(10).await?;
-        writer.finish("lost members without volumes").await?;
+        writer
+            .finish("members without volumes lost their pods")
+            .await?;
         // The operator must report each kind of membership change with an Event.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
@@ -51,7 +53,7 @@ async fn lost_member_without_volume_is_replaced() {
 
 /// Invariant 5: the operator does not remove a member whose volume exists.
 #[tokio::test]
-async fn lost_member_with_volume_keeps_its_identity() {
+async fn member_with_volume_keeps_its_identity_after_loss_of_its_pod() {
     cluster_scenario("member_returns", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
@@ -68,7 +70,10 @@ async fn lost_member_with_volume_keeps_its_identity() {
             );
         }
         writer.await_more(10).await?;
-        writer.finish("lost members with volumes").await.map(drop)
+        writer
+            .finish("members lost their pods, but not their volumes")
+            .await
+            .map(drop)
     })
     .await;
 }

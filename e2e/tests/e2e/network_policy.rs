@@ -28,7 +28,7 @@ async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) ->
 }
 
 #[tokio::test]
-async fn network_policy_is_created_restored_and_deleted_by_spec() {
+async fn network_policy_is_created_repaired_and_deleted() {
     scenario("network_policy", async |sandbox| {
         let with = |more: &str| cluster_with(&sandbox.env, "c", 1, more);
         let team = "{namespaceSelector: {matchLabels: {team: a}}}";

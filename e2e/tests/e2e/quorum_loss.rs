@@ -187,7 +187,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
 /// Members without volumes lose their data with their pods. The first recovery starts after an approval, and the second
 /// by the policy.
 #[tokio::test]
-async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
+async fn members_without_volumes_recover_from_quorum_loss_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
         step("approve the recovery", approved_by_a_person(sandbox)).await?;
         step("recover by policy", approved_by_policy(sandbox)).await
@@ -197,7 +197,7 @@ async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
 
 /// Each step uses the cluster from the previous step.
 #[tokio::test]
-async fn lost_majority_with_volumes_is_recovered_after_approval() {
+async fn members_with_volumes_recover_from_quorum_loss_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
         step("cancel the recovery", canceled(sandbox)).await?;
         step("abandon a hanging majority", abandons_majority(sandbox)).await?;

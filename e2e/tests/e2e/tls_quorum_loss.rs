@@ -72,7 +72,7 @@ async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-async fn lost_majority_is_recovered_with_client_tls() {
+async fn cluster_with_client_tls_recovers_from_quorum_loss() {
     cluster_scenario_without_leaks("tls_quorum_loss", async |sandbox| {
         let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, FOR_CLIENTS)?;
@@ -173,7 +173,7 @@ impl SecuredCluster<'_> {
 /// A running operator has a token of the old cluster, which the seed rejects. A new operator has no token, and cannot
 /// log in without a quorum. So the operator authenticates with its certificate, which names an etcd user.
 #[tokio::test]
-async fn lost_majority_is_recovered_with_authentication() {
+async fn cluster_with_authentication_recovers_from_quorum_loss() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {
         let cluster = SecuredCluster { sandbox };
         cluster.form().await?;

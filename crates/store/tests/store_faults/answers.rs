@@ -70,5 +70,5 @@ async fn range_response_may_lack_headers_but_not_contradict_request() {
         let error: Error = read.unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
-    rig.clean("answers").await;
+    rig.clean("changed headers").await;
 }

@@ -59,13 +59,13 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
 
 /// Invariant 12: the CRC32C that the store reports verifies each part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_parts_are_verified_by_reported_checksum() {
+async fn invariant_12_parts_are_verified_by_reported_crc32c() {
     let rig = Rig::s3().await;
     assert_eq!(proofs(&rig, &[]).await, (5, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parts_are_verified_by_md5_if_store_does_not_support_checksums() {
+async fn parts_are_verified_by_md5_if_store_does_not_support_crc32c() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),
@@ -77,13 +77,13 @@ async fn parts_are_verified_by_md5_if_store_does_not_support_checksums() {
         rig.proxy.harm(&[fault]);
         assert_eq!(rig.upload(&content(SIZE)).await.unwrap(), SIZE as u64);
         assert_eq!(rig.proxy.done(), 0, "checksums must not be requested again");
-        rig.clean("asked once").await;
+        rig.clean("store without CRC32C").await;
     }
 }
 
 /// Invariant 12: if the store does not report the CRC32C of a part, the MD5 verifies the part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
+async fn invariant_12_parts_are_verified_by_md5_if_crc32c_is_missing() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
@@ -98,27 +98,27 @@ async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
 
 /// Invariant 12: an upload with a wrong reported checksum fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_wrong_checksum_fails_upload() {
+async fn invariant_12_wrong_checksum_or_entity_tag_fails_upload() {
     let rig = Rig::s3().await;
     let other = Harm::Headers(&[(CRC32C, Some("AAAAAA=="))]);
     let error = refused(&rig, &[fault(third_part, ALWAYS, other.clone())]).await;
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
-    rig.clean("a part").await;
+    rig.clean("wrong checksum of a part").await;
     // In the first scene, the store reports a wrong checksum of the object. In the second scene, the store reports no
     // checksum, and an entity tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
         assert!(error.to_string().contains("checksum"), "{error}");
-        rig.clean("the whole").await;
+        rig.clean("wrong checksum of the object").await;
     }
 }
 
 /// Invariant 12: without a checksum of the whole object, the entity tag must show that the object consists of the
 /// verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_object_tag_is_verified_without_object_checksum() {
+async fn invariant_12_entity_tag_verifies_object_if_checksum_is_missing() {
     let rig = Rig::s3().await;
     let no_checksum = fault(head, ALWAYS, NO_CHECKSUM);
     assert_eq!(proofs(&rig, &[no_checksum]).await, (5, 0));

@@ -63,7 +63,7 @@ async fn refuses_unlocked_objects(store: &dyn Store) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn google_store_that_does_not_confirm_lock_is_rejected() {
+async fn google_upload_fails_if_store_does_not_confirm_lock() {
     let server = GoogleServer::start(&["bucket"]);
     let (proxy, store) = google(&server, false).await;
     for (stored, answered) in [
@@ -77,7 +77,7 @@ async fn google_store_that_does_not_confirm_lock_is_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn azure_store_that_does_not_confirm_lock_is_rejected() {
+async fn azure_upload_fails_if_store_does_not_confirm_lock() {
     let server = AzureServer::start(&["bucket"]);
     let (proxy, store) = azure(&server).await;
     refuses_unlocked_objects(&store).await;

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_table_rows_with_a_state_are_parsed() {
+    fn only_table_rows_with_state_in_second_cell_are_parsed() {
         let page = "| line | state | tests in | note |\n|---|---|---|---|\n\
                     | clusters 1: start | done | `a.rs`, `b/c.rs` | with `code` |\n\
                     | done | the whole requirement |\n";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn text_invariant_1_does_not_match_invariant_10() {
+    fn search_for_invariant_1_does_not_find_invariant_10() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")

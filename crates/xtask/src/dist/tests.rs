@@ -106,7 +106,7 @@ fn release_without_registry() -> Release {
 
 /// `kubectl delete -f` with the manifest must delete only the operators.
 #[test]
-fn deleting_objects_of_manifest_deletes_no_cluster() {
+fn manifests_contain_no_crd_namespace_etcdcluster_or_pod() {
     for manifest in [&chart::NAMESPACED, &chart::CLUSTER_WIDE] {
         let objects = rendered(&published(), manifest);
         let kinds = kinds(&objects);
@@ -123,7 +123,7 @@ fn deleting_objects_of_manifest_deletes_no_cluster() {
 }
 
 #[test]
-fn namespaced_manifest_grants_no_permissions_in_other_namespaces() {
+fn only_cluster_wide_manifest_contains_cluster_roles() {
     let own = rendered(&published(), &chart::NAMESPACED);
     assert!(kinds(&own).contains("Role") && !kinds(&own).contains("ClusterRole"));
     let all = rendered(&published(), &chart::CLUSTER_WIDE);
@@ -132,7 +132,7 @@ fn namespaced_manifest_grants_no_permissions_in_other_namespaces() {
 
 /// Without the admission policies, `spec.protected` has no effect.
 #[test]
-fn manifests_protect_clusters_of_their_namespaces() {
+fn manifests_contain_admission_policies_for_their_namespaces() {
     for (manifest, selector) in [
         (&chart::NAMESPACED, Some(NAMESPACED_SELECTOR)),
         (&chart::CLUSTER_WIDE, None),
@@ -247,7 +247,7 @@ fn operator_framework_rejects_bundle_without_crd() {
 }
 
 #[test]
-fn operator_framework_rejects_bundle_with_wrong_version() {
+fn operator_framework_rejects_bundle_with_unknown_or_invalid_version() {
     let version = published().version;
     for (from, to, expected) in [
         // The ClusterServiceVersion names the API version v1beta9, which no CRD has.
@@ -273,7 +273,7 @@ fn operator_framework_rejects_bundle_with_wrong_version() {
 
 /// The bundle and the manifest for one namespace need the same permissions.
 #[test]
-fn bundle_has_permissions_of_namespaced_manifest() {
+fn bundle_installs_operators_with_permissions_of_namespaced_manifest() {
     let files = bundle(&published());
     let version = service_version(&files);
     let install = &version["spec"]["install"]["spec"];
@@ -342,7 +342,7 @@ fn bundle_has_every_kind_with_description_and_example() {
 }
 
 #[test]
-fn pre_release_bundle_is_in_channel_candidate() {
+fn bundle_channel_is_candidate_for_pre_release_and_stable_for_release() {
     let annotations = |release: &Release| -> String {
         let files = bundle(release);
         let found = files
@@ -388,7 +388,7 @@ fn publishing_commands(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn workflow_runs_commands_of_release_page() {
+fn release_workflow_runs_publishing_commands_of_releasing_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");
@@ -492,7 +492,7 @@ fn provenance_names_files_image_commit_and_tools() {
 }
 
 #[test]
-fn image_repository_with_tag_or_scheme_is_rejected() {
+fn image_repository_must_consist_of_registry_and_name() {
     for good in ["registry.example.com/etcd-operator", "localhost:5000/a/b"] {
         check_repository(good).unwrap();
     }
@@ -509,7 +509,7 @@ fn image_repository_with_tag_or_scheme_is_rejected() {
 }
 
 #[test]
-fn release_folder_with_other_files_is_not_replaced() {
+fn nonempty_folder_without_release_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     check_output(dir.path()).unwrap();
     check_output(&dir.path().join("missing")).unwrap();

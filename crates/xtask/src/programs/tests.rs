@@ -17,7 +17,7 @@ fn etcd_versions_are_read_from_go_mod() {
 }
 
 #[test]
-fn older_etcd_patch_release_is_listed_first() {
+fn older_etcd_3_5_release_is_listed_first() {
     let versions = etcd_versions().unwrap();
     let patches: Vec<u64> = versions
         .iter()
@@ -29,7 +29,7 @@ fn older_etcd_patch_release_is_listed_first() {
 }
 
 #[test]
-fn linker_flags_of_helm_have_version_of_go_mod() {
+fn helm_linker_flags_contain_helm_version_from_go_mod() {
     let path = checkout::testbed_sources().join("helm/go.mod");
     let version = required(&fs::read_to_string(path).unwrap(), "helm.sh/helm/v4").unwrap();
     assert!(HELM_VERSION.ends_with(&format!("=v{version}")), "{version}");
@@ -52,7 +52,7 @@ fn required_version_is_found_in_single_line_and_block_of_go_mod() {
 }
 
 #[test]
-fn failed_build_leaves_no_cache_entry() {
+fn only_successful_build_creates_cache_entry() {
     let dir = tempfile::tempdir().unwrap();
     let key = "0123456789abcdef0123";
     assert!(cached(dir.path(), "x", key, |_| bail!("no")).is_err());

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_changed_to_html_pages_of_site() {
+    fn links_are_changed_to_paths_of_site() {
         let cases = [
             ("docs/tls.md", "docs/auth.md", "auth.html"),
             ("docs/README.md", "docs/adr/README.md", "adr/index.html"),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_and_linked_files_are_copied_with_links() {
+    fn pages_and_linked_files_are_copied_and_links_changed() {
         let (folder, outcome) = written(&[
             (
                 "docs/SUMMARY.md",
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn linked_page_without_readme_in_table_of_contents_is_rejected() {
+    fn unlisted_linked_page_in_docs_or_repository_root_is_rejected() {
         for place in ["docs/b.md", "b.md"] {
             let (_folder, outcome) = written(&[
                 ("docs/SUMMARY.md", "[I](README.md)\n\n- [A](a.md)\n"),

@@ -41,7 +41,7 @@ fn modules_named_alone_or_serial_are_recognized() {
 }
 
 #[test]
-fn omitted_test_is_reported_with_reason() {
+fn test_without_required_option_is_omitted_with_reason() {
     let why = why_omitted;
     let (found, missing) = (
         Commit::Found("0123".into()),

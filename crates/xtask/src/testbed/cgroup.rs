@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_v1_uses_pids_tree_and_includes_unified_tree() {
+    fn cgroup_v1_detection_finds_all_trees_and_selects_pids_tree() {
         let dir = tempfile::tempdir().unwrap();
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn detection_fails_on_machine_without_cgroups() {
+    fn cgroup_detection_fails_on_machine_without_cgroups() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Cgroups::detect_at(dir.path()).is_err());
     }

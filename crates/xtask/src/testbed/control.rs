@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placeholders_in_templates_are_replaced() {
+    fn given_placeholders_in_templates_are_replaced() {
         assert_eq!(
             fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]),
             "a 1-2 1 ${Z}"

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_has_an_address() {
+    fn network_script_sets_node_addresses_and_default_route() {
         for (family, expected) in [
             (
                 IpFamily::Ipv4,

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_with_other_start_time_is_not_alive() {
+    fn process_is_not_alive_if_start_time_differs() {
         let own = Identity::own().unwrap();
         assert!(own.is_alive());
         assert!(

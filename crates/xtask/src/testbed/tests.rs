@@ -13,7 +13,7 @@ fn missing_and_unready_nodes_are_listed() {
 }
 
 #[test]
-fn running_testbed_of_another_platform_is_refused() {
+fn running_testbed_is_refused_if_ip_family_or_version_differs() {
     let state = state::tests::state(None);
     let platform = |ip_family, kubernetes: Option<&str>| Platform {
         ip_family,

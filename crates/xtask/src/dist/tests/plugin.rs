@@ -77,7 +77,7 @@ fn krew_installs_plugin_from_released_files() {
 }
 
 #[test]
-fn krew_rejects_archive_with_another_checksum() {
+fn krew_rejects_archive_that_does_not_match_manifest_checksum() {
     let files = Files::new();
     let archives = files.write(&published(), &[]).unwrap();
     fs::write(files.program(), "another program").unwrap();
@@ -163,7 +163,7 @@ fn plugin_archive_is_reproducible_and_has_license() {
 }
 
 #[test]
-fn plugin_archive_is_added_only_for_same_release_and_other_architecture() {
+fn plugin_archive_of_other_release_or_same_architecture_is_rejected() {
     let release = published();
     let files = Files::new();
     for name in [

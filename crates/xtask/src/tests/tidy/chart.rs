@@ -193,7 +193,7 @@ fn table(schema: &Json, values: &Value) -> String {
 }
 
 #[test]
-fn chart_readme_has_every_value() {
+fn chart_readme_table_matches_schema_and_values() {
     let path = chart("README.md");
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");

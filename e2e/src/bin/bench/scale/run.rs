@@ -294,7 +294,7 @@ mod tests {
 
     /// The second replica was started during the scenario.
     #[test]
-    fn figures_of_replicas_are_added_up() {
+    fn resource_figures_contain_sum_and_maximum_of_replicas() {
         let before = [usage(4.0, 20.0, 10.0), Usage::default()];
         let after = [usage(5.0, 30.0, 12.0), usage(3.0, 50.0, 7.0)];
         let found = resources(&before, &after, 2.0);

@@ -53,7 +53,7 @@ fn cluster_elects_leader_when_majority_runs() {
 }
 
 #[test]
-fn lost_leader_is_replaced_unless_majority_is_lost() {
+fn new_leader_is_elected_after_leader_stops_unless_quorum_is_lost() {
     let (mut cluster, [a, b, _], _) = formed();
     let (leader, term) = (cluster.leader.unwrap(), cluster.term);
     assert_eq!(leader, a);
@@ -129,7 +129,7 @@ fn leader_transfer_needs_call_to_leader_and_running_target() {
 }
 
 #[test]
-fn member_does_not_start_in_pod_without_its_data() {
+fn member_starts_only_in_its_own_pod_and_if_it_is_in_member_list() {
     let (mut cluster, [_, b, _], now) = formed();
     cluster.stop(b);
     let mut again = start(&["a", "b", "c"], "b");
