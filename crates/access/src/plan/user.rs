@@ -176,11 +176,16 @@ fn refusal(user: &EtcdUser, facts: &ClusterFacts, etcd: &EtcdFacts) -> Option<Tr
         return Some(Trouble::new(Reason::NoClientTls, text));
     }
     // etcd before 3.4 ignores the request for a user without a password, and creates the user with an empty password.
-    let version = facts.version.as_ref();
-    if version.is_none_or(|version| version.minor() < (3, 4)) {
-        let found = version.map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    let Some(version) = &facts.version else {
         let text = format!(
-            "spec.clientCertificate needs etcd 3.4 or later, and the version of EtcdCluster {cluster} is {found}: \
+            "the status of EtcdCluster {cluster} has no version yet, and spec.clientCertificate needs etcd 3.4 or \
+             later: wait until the members serve"
+        );
+        return Some(Trouble::new(Reason::ClusterNotReady, text));
+    };
+    if version.minor() < (3, 4) {
+        let text = format!(
+            "spec.clientCertificate needs etcd 3.4 or later, and the version of EtcdCluster {cluster} is {version}: \
              upgrade it, or set spec.password"
         );
         return Some(Trouble::new(Reason::NotSupported, text));

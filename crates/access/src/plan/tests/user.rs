@@ -158,7 +158,7 @@ fn user_certificate_needs_client_tls_and_supported_version() {
         ),
         (
             with_cluster(|facts| facts.version = None),
-            Reason::NotSupported,
+            Reason::ClusterNotReady,
         ),
     ] {
         let mut seen = certificate_seen(None);
