@@ -54,7 +54,8 @@ use pack::{Packed, Packer, described};
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to which the transfer connects first. It also connects to the listed members that `limits` permits.
+    /// Client URLs to which the transfer connects first. It also connects to the members in etcd's member list that
+    /// `limits` permits.
     pub endpoints: Vec<String>,
     /// The store that receives the backup.
     pub store: Arc<dyn Store>,

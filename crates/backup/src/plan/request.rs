@@ -1,7 +1,7 @@
 //! A backup that is requested by an annotation of a periodic EtcdBackup. The annotation contains the time of the
 //! request. Performs no I/O.
 //!
-//! The operator sets this annotation if a change of the cluster waits for a backup.
+//! The operators set this annotation if a change of the cluster waits for a backup.
 
 use api::EtcdBackup;
 use api::cluster::MAX_CLOCK_SKEW;

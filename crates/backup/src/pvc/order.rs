@@ -56,7 +56,7 @@ pub enum Task {
         newest: String,
         /// The UIDs of all other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
-        /// The time from which the ages of backups are computed, because the clock of the pod's node may be wrong
+        /// The time from which the pod computes the ages of backups. The clock of the pod's node may be wrong
         /// (invariant 9).
         now: Timestamp,
     },

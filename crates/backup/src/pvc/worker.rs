@@ -1,4 +1,5 @@
-//! Creates the pod of an order, waits for its report, and deletes the pod. If the pod exists, waits for that pod.
+//! Creates the pod of an order, waits for its report, and deletes the pod. If the pod already exists, waits for its
+//! report.
 
 use std::time::{Duration, Instant};
 

@@ -32,15 +32,17 @@ const KEYS: &str = "--keys=";
 /// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
 /// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large. At
-/// its start, the agent needs additional memory for the names of all segments of a base.
+/// its start, the agent needs additional memory for the names of all files with changes (segments) since a snapshot
+/// (base).
 const MEMORY: (&str, &str) = ("64Mi", "512Mi");
-/// The volume for waiting segments is larger than their limit, because the last segment may exceed it.
+/// The spool volume is larger than the limit of waiting segments by this number of bytes, because the last segment may
+/// exceed the limit.
 const SPOOL_RESERVE: u64 = 128 << 20;
 
 /// A volume of the pod with its mount.
 type Mounted = (Volume, VolumeMount);
 
-/// Builds the Deployment. Its annotation contains a hash of its spec.
+/// Builds the Deployment. An annotation of the Deployment contains a hash of its spec.
 pub(super) fn deployment(
     backup: &EtcdBackup,
     settings: &Continuous,
