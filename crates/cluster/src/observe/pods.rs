@@ -15,7 +15,7 @@ use crate::observe::children::annotation;
 use crate::observe::{ending, sidecars};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
 
-/// Converts a member's pod. `owned`: the EtcdCluster owns the pod, and the pod has its labels.
+/// Converts a member's pod. `owned`: the pod has the owner and the labels that the EtcdCluster requires.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
     let container = etcd_container(pod);
