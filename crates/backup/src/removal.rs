@@ -42,7 +42,7 @@ pub enum RemovalScope {
         /// The time from which the ages of backups are computed.
         now: Timestamp,
     },
-    /// All backups whose manifest has the UID of the EtcdBackup.
+    /// All backups whose manifest has the UID of the EtcdBackup, and the objects of its agent.
     Everything,
 }
 
@@ -63,7 +63,7 @@ impl Removal {
     ///
     /// # Errors
     ///
-    /// Fails if the store fails, or if the newest backup is missing or incomplete.
+    /// Fails if the store fails. `Surplus` also fails if the newest backup is missing or incomplete.
     pub async fn run(&self) -> Result<RemovalResult, Trouble> {
         match &self.scope {
             RemovalScope::Surplus {

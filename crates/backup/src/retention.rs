@@ -3,7 +3,7 @@
 //! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
 //! backup of each of the last hours, days, weeks or months that contain a backup. If neither `maxBackups` nor
 //! `retention` is set, both rules keep all backups. `maxAge` overrides the other rules: a backup older than this age is
-//! deleted.
+//! deleted. No rule deletes the newest complete backup or the newest verified backup (invariants 9 and 31).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

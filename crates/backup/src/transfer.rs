@@ -89,7 +89,8 @@ impl Transfer {
     ///
     /// # Errors
     ///
-    /// Fails if no member sends a snapshot, if the snapshot does not match its checksum, or if the store fails.
+    /// Fails if no member sends a snapshot, if the snapshot does not match its checksum, if the store fails, or if the
+    /// transfer is canceled or too slow.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -124,7 +125,8 @@ impl Transfer {
         Err(last.unwrap_or_else(canceled))
     }
 
-    /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
+    /// The members that answer, best first. All URLs are queried concurrently, so several dead members cause no longer
+    /// delay than one.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
         // An error is ignored: without a quorum, etcd returns no member list, but a member without a quorum can send

@@ -315,7 +315,7 @@ fn is_removed(inputs: &CopyInputs) -> bool {
 
 /// The next step of the removal of one copy.
 enum Removing {
-    /// No copy is left.
+    /// No copy is left to remove.
     Done,
     /// The removal runs, or waits because of this problem.
     Waiting(Option<Trouble>),
@@ -350,8 +350,8 @@ fn removing(
     }
 }
 
-/// Plans the removal of the copies of an EtcdBackup that is being deleted. `None` if no copy is left. `since` is the
-/// start of the deletion.
+/// Plans the removal of the copies of an EtcdBackup that is being deleted. `None` if no copy is left to remove. `since`
+/// is the start of the deletion.
 pub(super) fn plan_removal(
     backup: &EtcdBackup,
     inputs: &[CopyInputs],

@@ -135,7 +135,7 @@ pub(super) fn transfer(
 }
 
 /// Returns the URLs to which the transfer connects. If the URLs are addresses of pods, also returns the ID of the
-/// cluster that must answer.
+/// cluster that must answer. `in_pod_there`: a pod of the namespace connects to the URLs themselves.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If an endpoint lacks its grant, this function
 /// fails, and the transfer does not start.

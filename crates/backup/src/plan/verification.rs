@@ -34,7 +34,7 @@ use window::opening;
 const POLL: Duration = Duration::from_secs(3);
 /// A queued verification checks after this time whether another verification of the namespace has ended.
 const TURN_RETRY: Duration = Duration::from_secs(15);
-/// Delay after the first failure. Each further failure doubles the delay.
+/// Delay of the next verification after the first failure. Each further failure doubles the delay.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
 const MAX_RETRY: SignedDuration = SignedDuration::from_hours(6);
 /// The kubelet stops the pod at its time limit. The operator waits for this additional time, in case the kubelet does
@@ -112,9 +112,9 @@ pub(crate) enum VerificationNeed {
     Pod(String),
 }
 
-/// The data that [`plan`] needs at this time. The check for [`VerificationNeed::Turn`] may reserve the only
-/// verification of the namespace for this EtcdBackup. `Turn` is therefore needed only if the verification can start
-/// now.
+/// The data that [`plan`] needs at this time. If `observe` reads [`VerificationNeed::Turn`], it may give the turn of
+/// the namespace to this EtcdBackup. Other EtcdBackups of the namespace then wait, so `Turn` is needed only if the
+/// verification can start now.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;

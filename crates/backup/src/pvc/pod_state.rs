@@ -12,8 +12,7 @@ pub(crate) enum PodState {
     Terminating,
     /// The EtcdBackup of the order does not own the pod.
     Foreign,
-    /// The pod is assigned to a node, but its container has not started. The text is the kubelet's message and may be
-    /// empty.
+    /// The container of the pod has not started. The text is the kubelet's message and may be empty.
     Starting(String),
     /// The container is running.
     Working,

@@ -1,6 +1,6 @@
 //! The end of a transfer: writes the manifest, and checks that the store returns the object and the manifest.
 //!
-//! Another writer may replace the object before the manifest is written, and no restore would accept the backup. A
+//! Another writer may replace the object before the manifest is written. No restore would then accept the backup. A
 //! proxy may acknowledge writes although the store contains nothing. A backup therefore succeeds only after the store
 //! has returned the object and the manifest.
 //!
