@@ -192,7 +192,7 @@ pub enum Source {
         pods: Option<Result<MemberPods, Trouble>>,
         /// The EtcdCluster, as the manifest records it.
         recorded: Box<ManifestCluster>,
-        /// True if a restore holds the lock of the EtcdCluster.
+        /// True if a restore holds the restore lock of the EtcdCluster.
         restoring: bool,
     },
 }

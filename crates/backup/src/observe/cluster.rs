@@ -55,10 +55,10 @@ pub(super) async fn source(
     })
 }
 
-/// The client URLs for an agent, and the EtcdCluster for its manifests; `None` if the spec names endpoints. The URLs of
-/// an EtcdCluster are URLs of its client Service, so that the replacement of a member does not change the settings of
-/// the agent. The agent runs in the namespace of the EtcdBackup, so it can connect to the same endpoints as other pods
-/// of that namespace, and needs no grant.
+/// The client URLs for an agent, and the EtcdCluster whose changes the agent records; `None` if the spec names
+/// endpoints. The URLs of an EtcdCluster are URLs of its client Service, so that the replacement of a member does not
+/// change the settings of the agent. The agent runs in the namespace of the EtcdBackup, so it can connect to the same
+/// endpoints as other pods of that namespace, and needs no grant.
 pub(super) async fn of_agent(
     client: &Client,
     backup: &EtcdBackup,

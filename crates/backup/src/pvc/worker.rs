@@ -244,7 +244,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The wait for the start of a pod that has a node: the beginning of the wait, and the time and the reason of the last
+/// The wait for the start of the pod's container: the beginning of the wait, and the time and the reason of the last
 /// report.
 struct Start {
     since: Instant,
