@@ -220,7 +220,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server, operator or client.
+        /// The use of the certificate: peer, server, operator, client or proxy.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -231,7 +231,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server, operator or client.
+        /// The use of the certificate: peer, server, operator, client or proxy.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,
