@@ -276,7 +276,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup in a namespace that the operator has not listed may write backups to the same path.
+    /// Another EtcdBackup may store backups at the path of `backup`, in a namespace that the operator has not listed.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({

@@ -58,7 +58,7 @@ pub enum Action {
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
     /// Write this number to `status.unfinishedAttempts`. The operator counts an attempt before its transfer starts, and
-    /// starts the transfer after this write.
+    /// subtracts the attempt after it has failed.
     RecordAttempts(i32),
     /// Cancel the running or queued transfer.
     AbandonTransfer,

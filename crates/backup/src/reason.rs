@@ -30,7 +30,7 @@ api::reasons! {
         BucketMissing,
         /// The certificate of the store is not verified.
         CertificateNotChecked,
-        /// Changes between two bases of a continuous backup are missing in the store.
+        /// Changes between two bases (snapshots) of a continuous backup are missing in the store.
         ChangesMissing,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
@@ -48,7 +48,7 @@ api::reasons! {
         EndpointNotGranted,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The EtcdCluster hibernates, so its members cannot send a snapshot.
+        /// The EtcdCluster hibernates, so it has no pods.
         Hibernated,
         /// The image of the pod cannot be pulled.
         ImageNotFound,
@@ -56,15 +56,16 @@ api::reasons! {
         InProgress,
         /// The spec is rejected.
         InvalidSpec,
-        /// The EtcdBackup of the EtcdCluster cannot be created, because an EtcdBackup of another owner has its name.
+        /// The EtcdBackup of an EtcdCluster or the Deployment of the agent cannot be created, because an object of
+        /// another owner has its name.
         NameTaken,
         /// The spec uses a field that has no effect in this release. Ignoring this field would be unsafe.
         NotSupported,
         /// The spec uses fields that have no effect in this release.
         NotYetInEffect,
-        /// The backup has not started.
+        /// The backup or the agent has not started.
         Pending,
-        /// The pod that mounts the PersistentVolumeClaim does not start.
+        /// The pod that mounts the PersistentVolumeClaim, or the pod of the agent, does not start.
         PodNotStarting,
         /// The agent records all changes without a long delay.
         Recording,

@@ -1,9 +1,9 @@
 //! Removes stored backups: the backups that the retention rules do not keep, or all stored objects of one EtcdBackup.
 //! Uses no Kubernetes API.
 //!
-//! A backup is deleted before its manifest. After a crash between the two deletions, the manifest without an object
-//! does not count as a backup, and the next removal deletes the manifest. In the reverse order, a crash would leave a
-//! backup without an owner and a checksum.
+//! The object of a backup is deleted before its manifest. After a crash between the two deletions, the manifest without
+//! an object does not count as a backup, and the next removal deletes the manifest. In the reverse order, a crash would
+//! leave an object whose owner and checksum are unknown.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -42,7 +42,7 @@ pub enum RemovalScope {
         /// The time from which the ages of backups are computed.
         now: Timestamp,
     },
-    /// All backups whose manifest has the UID of the EtcdBackup.
+    /// All backups whose manifest has the UID of the EtcdBackup, and the objects of its agent.
     Everything,
 }
 
@@ -63,7 +63,7 @@ impl Removal {
     ///
     /// # Errors
     ///
-    /// Fails if the store fails, or if the newest backup is missing or incomplete.
+    /// Fails if the store fails. `Surplus` also fails if the newest backup is missing or incomplete.
     pub async fn run(&self) -> Result<RemovalResult, Trouble> {
         match &self.scope {
             RemovalScope::Surplus {
@@ -235,8 +235,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so this function first checks that the store does
-    /// not contain the backup.
+    /// Deletes a manifest whose object is missing. The listing may be stale, so this function first checks that the
+    /// store does not contain the object.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

@@ -3,7 +3,7 @@
 //! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
 //! backup of each of the last hours, days, weeks or months that contain a backup. If neither `maxBackups` nor
 //! `retention` is set, both rules keep all backups. `maxAge` overrides the other rules: a backup older than this age is
-//! deleted.
+//! deleted. No rule deletes the newest complete backup or the newest verified backup (invariants 9 and 31).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -71,7 +71,7 @@ impl Rules {
 /// A backup or a manifest in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The key of the backup's object in the store.
+    /// The key of the backup's object or of its manifest in the store.
     pub key: String,
     /// The time and the revision in the object name.
     pub parts: Numbered,
@@ -86,8 +86,8 @@ pub struct Listing {
     pub orphans: Vec<Found>,
 }
 
-/// Reads the keys of a path. Ignores an object if its complete name does not match the pattern of the path (invariant
-/// 13).
+/// Finds the backups of `path` and their manifests in `keys`. Ignores a key that does not match the name pattern of
+/// `path` completely (invariant 13).
 pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing {
     let mut listing = Listing::default();
     let mut manifests = Vec::new();

@@ -64,7 +64,7 @@ pub struct RemovalResult {
     pub everything: bool,
 }
 
-/// A backup that is copied to another store.
+/// The result of a task that copies backups to another store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copied {
     /// The copy of the newest backup.
@@ -164,7 +164,7 @@ pub enum Destination {
 pub enum Site {
     /// A store that this process has opened.
     Store {
-        /// The key of the backup in the store, as the spec names it.
+        /// The path in the spec, without the bucket.
         key: String,
     },
     /// A PersistentVolumeClaim, which only a pod that mounts it can read.
@@ -192,7 +192,7 @@ pub enum Source {
         pods: Option<Result<MemberPods, Trouble>>,
         /// The EtcdCluster, as the manifest records it.
         recorded: Box<ManifestCluster>,
-        /// True if a restore holds the lock of the EtcdCluster.
+        /// True if a restore holds the restore lock of the EtcdCluster.
         restoring: bool,
     },
 }
@@ -269,11 +269,12 @@ pub struct CopyRetention {
 /// The input of the plan for one copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CopyInputs {
-    /// The copying worker of this process.
+    /// The worker of this process that copies backups.
     pub work: WorkState<Copied>,
     /// The worker of this process that removes the copies of an EtcdBackup that is being deleted.
     pub removal: WorkState<RemovalResult>,
-    /// The result of opening the first store and the store of the copy. `None` if the plan does not need the stores.
+    /// The result of opening the store of the backups and the store of the copy. `None` if the plan does not need the
+    /// stores.
     pub opened: Option<Result<(), Trouble>>,
     /// The data that the retention rules need, or why this data is unknown. `None` if the copy has no retention rules.
     pub retention: Option<Result<CopyRetention, Trouble>>,

@@ -103,7 +103,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// True if a backup that is not periodic is complete. A later change of its spec has no effect.
+/// True if a backup that is not periodic is complete. A later change of its spec starts no new backup.
 fn is_complete(backup: &EtcdBackup) -> bool {
     let succeeded = backup.status.as_ref().is_some_and(|it| it.succeeded);
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()

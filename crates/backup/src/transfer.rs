@@ -54,7 +54,8 @@ use pack::{Packed, Packer, described};
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to which the transfer connects first. It also connects to the listed members that `limits` permits.
+    /// Client URLs to which the transfer connects first. It also connects to the members in etcd's member list that
+    /// `limits` permits.
     pub endpoints: Vec<String>,
     /// The store that receives the backup.
     pub store: Arc<dyn Store>,
@@ -88,7 +89,8 @@ impl Transfer {
     ///
     /// # Errors
     ///
-    /// Fails if no member sends a snapshot, if the snapshot does not match its checksum, or if the store fails.
+    /// Fails if no member sends a snapshot, if the snapshot does not match its checksum, if the store fails, or if the
+    /// transfer is canceled or too slow.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -123,7 +125,8 @@ impl Transfer {
         Err(last.unwrap_or_else(canceled))
     }
 
-    /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
+    /// The members that answer, best first. All URLs are queried concurrently, so several dead members cause no longer
+    /// delay than one.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
         // An error is ignored: without a quorum, etcd returns no member list, but a member without a quorum can send

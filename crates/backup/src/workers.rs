@@ -1,5 +1,5 @@
-//! Runs transfers and removals in background tasks, and limits their number. Each task belongs to one EtcdBackup,
-//! identified by its UID.
+//! Runs transfers and removals in background tasks, and limits the number of concurrent tasks. Each task belongs to one
+//! EtcdBackup, identified by its UID.
 //!
 //! The state is only in memory. After a restart of the operator, interrupted tasks start again, unless the store
 //! already contains the complete backup.
@@ -385,7 +385,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Cancels the task of an EtcdBackup. The function does not wait for its end.
+    /// Cancels the task of an EtcdBackup. The function does not wait for the end of the task.
     pub(crate) fn abandon(&self, uid: &str) {
         self.with(|entries| {
             if let Some(entry) = entries.get(uid) {

@@ -1,4 +1,4 @@
-//! Copies of stored backups in further stores, with real store servers.
+//! Tests of copies of stored backups in other stores, with real store servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -95,7 +95,7 @@ async fn keys(store: &dyn Store) -> Vec<String> {
     keys
 }
 
-/// The object of a backup, and its manifest.
+/// The objects and the manifests of three backups: not compressed, compressed, and encrypted.
 fn objects() -> Vec<(Bytes, BackupManifest)> {
     let snapshot = content(20 << 20);
     let plain = manifest(&snapshot);

@@ -1,5 +1,5 @@
-//! The memory use of a transfer does not depend on the size of the database. This is a separate binary, so that no
-//! other test changes the memory use.
+//! Tests that the memory use of a transfer does not depend on the size of the database. This test is a separate binary,
+//! so that no other test changes the memory use.
 #![allow(clippy::unwrap_used)]
 
 mod procfs;

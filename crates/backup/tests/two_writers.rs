@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// The event that interferes with a transfer or a removal.
+/// The fault, or the write of another writer, that interferes with a transfer or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interference {
     None,
@@ -55,7 +55,7 @@ enum Interference {
     BackupAtCommitAndWhileRead,
 }
 
-/// A directory as a store. Tags and the permission to list objects are optional.
+/// A directory as a store. ETags and the permission to list objects are optional.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,

@@ -43,7 +43,7 @@ pub(crate) const JOINS: GrantedBy = GrantedBy {
 /// Interval at which the operator drops its in-memory data about deleted clusters, and closes idle connections.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
-/// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster.
+/// Runs the operator until it shuts down. Every watch event of a child object triggers a reconcile.
 ///
 /// - `image`: the image with which seed members prepare their data; by default the image of the operator's own pod.
 /// - `pods`: labels of pods in the operator's namespace that NetworkPolicies admit.

@@ -35,7 +35,7 @@ pub struct Certificates {
     pub authorities: Option<Authorities>,
     /// The expiry of each certificate, whether or not the operator issues it.
     pub expiries: Vec<Expiry>,
-    /// The seed member of the restore that owns the cluster; `None` without such a restore.
+    /// The seed member of the restore that holds the restore lock; `None` without a lock.
     pub seed: Option<String>,
     /// The certificates that cert-manager issues; `None` without `spec.TLS.certManager`.
     pub issued: Option<Issuance>,
@@ -168,7 +168,7 @@ pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     })
 }
 
-/// The seed member of a restore that owns the cluster; `None` if no restore owns it.
+/// The seed member of the restore that holds the restore lock; `None` without a lock.
 pub fn seed(cluster: &EtcdCluster) -> Option<String> {
     let restore = cluster.annotations().get(names::ANNOTATION_RESTORE)?;
     Some(seed_name(&cluster.name_any(), restore))
@@ -220,7 +220,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server, operator or client.
+        /// The use of the certificate: peer, server, operator, client or proxy.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -231,7 +231,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate: peer, server, operator or client.
+        /// The use of the certificate: peer, server, operator, client or proxy.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,

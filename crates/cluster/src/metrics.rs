@@ -29,7 +29,7 @@ type Alive = Box<dyn Fn() -> HashMap<String, bool> + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     clusters: HashMap<String, Cluster>,
-    /// The number of times that each event occurred, by namespace and event.
+    /// Number of created, deleted, modified and failed clusters. The key is the namespace and one of these words.
     events: BTreeMap<(String, &'static str), u64>,
     alive: Option<Alive>,
 }

@@ -87,8 +87,8 @@ const BLIND: Duration = Duration::from_secs(1);
 /// for this time (`HealthInterval` in etcd's server). The operator measures the time from the start of each voter's
 /// container.
 const CONNECTED: Duration = Duration::from_secs(5);
-/// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
-/// the cluster's health at this interval.
+/// Requeue delay while the cluster is healthy or no action is possible. A change in etcd triggers no reconcile, so the
+/// operator checks the cluster at this interval.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
 /// A reason with a text for the user. It says why a step waits, or describes a problem.

@@ -1,12 +1,12 @@
-//! Compares the API server's clock with the operator's clock before a removal.
+//! Compares the API server's clock with the operator's clock before a removal of backups.
 
 use jiff::SignedDuration;
 use kube::Client;
 
 use crate::reason::{Reason, Trouble};
 
-/// The API server's time minus the operator's time. If the API server does not answer, the operator removes no backup
-/// (invariant 1).
+/// The API server's time minus the operator's time. Fails if the API server returns no time. The operator then removes
+/// no backup (invariant 1).
 pub(super) async fn difference(client: &Client) -> Result<SignedDuration, Trouble> {
     let unknown = |why: String| {
         Trouble::new(
@@ -44,7 +44,7 @@ mod tests {
         Client::new(service_fn(answer), "prod")
     }
 
-    /// Invariants 1 and 9: without the API server's time, the operator removes no backup.
+    /// Invariants 1 and 9: `difference` fails without the API server's time, so that the operator removes no backup.
     #[tokio::test]
     async fn removal_of_backups_requires_api_server_time() {
         let behind = Timestamp::now() - SignedDuration::from_hours(48);

@@ -1,5 +1,5 @@
-//! Reads the endpoints of the etcd cluster to back up, and builds the client for them. Only the client contains the
-//! content of Secrets (invariant 14).
+//! Reads the endpoints of the etcd cluster to back up, and builds the client for these endpoints. Of the results, only
+//! the client contains the content of Secrets (invariant 14).
 
 use std::sync::Arc;
 
@@ -55,10 +55,10 @@ pub(super) async fn source(
     })
 }
 
-/// The client URLs for an agent, and the EtcdCluster that the agent records. The URLs name the client Service of the
-/// EtcdCluster, so that the replacement of a member does not change the settings of the agent. The agent runs in the
-/// namespace of the EtcdBackup, so it can connect to the same endpoints as other pods of that namespace, and needs no
-/// grant.
+/// The client URLs for an agent, and the EtcdCluster whose changes the agent records; `None` if the spec names
+/// endpoints. The URLs of an EtcdCluster are URLs of its client Service, so that the replacement of a member does not
+/// change the settings of the agent. The agent runs in the namespace of the EtcdBackup, so it can connect to the same
+/// endpoints as other pods of that namespace, and needs no grant.
 pub(super) async fn of_agent(
     client: &Client,
     backup: &EtcdBackup,
@@ -155,8 +155,8 @@ mod tests {
 
     const OWN_ID: ClusterId = ClusterId(0xb);
 
-    /// A fake API server with an EtcdCluster `main` in two namespaces. One of its pods in team-b uses the host
-    /// network.
+    /// A fake API server with an EtcdCluster `main` in team-a and another one in team-b. One of the two pods in team-b
+    /// uses the host network.
     fn server() -> Client {
         let service = service_fn(|request: Request<Body>| async move {
             let path = request.uri().path();
@@ -244,8 +244,8 @@ mod tests {
         }
     }
 
-    /// Invariant 28: the operator connects directly to a granted endpoint. An operator without the restriction (the
-    /// default `EndpointRule`) connects to every endpoint.
+    /// Invariant 28: the operator connects directly to a granted endpoint. The default `EndpointRule` restricts no
+    /// endpoint.
     #[tokio::test]
     async fn invariant_28_operator_connects_directly_to_granted_endpoint() {
         let url = "http://main-client.team-a.svc:2379";

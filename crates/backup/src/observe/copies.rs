@@ -1,5 +1,5 @@
-//! Reads the inputs of the copies: opens the stores with their Secrets, and reads the data that the retention rules
-//! need. Sends no request to a store.
+//! Reads the inputs of the plan for the copies: opens the stores with their Secrets, and reads the data that the
+//! retention rules need. Sends no request to a store.
 
 use api::EtcdBackup;
 use api::backup::BackupCopy;
@@ -16,14 +16,14 @@ use crate::snapshot::{CopyInputs, CopyRetention};
 
 /// The open stores of one copy.
 pub(crate) struct CopyStores {
-    /// The first store; `None` for a removal of copies.
+    /// The store of the backups to copy; `None` for a removal of copies.
     pub(crate) from: Option<Target>,
     /// The store of the copy.
     pub(crate) to: Target,
 }
 
-/// Adds the data that the plan needs to the states of the workers. `states` has one item for each entry of
-/// `spec.copyTo`.
+/// Completes `states`, the states of the workers, with the data that the plan needs. `states` has one item for each
+/// entry of `spec.copyTo`.
 pub(crate) async fn inputs(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -63,7 +63,7 @@ pub(crate) async fn inputs(
     (all, stores)
 }
 
-/// Opens the stores of a copy, with the same checks of grants and Secrets as for the first store of an EtcdBackup.
+/// Opens the stores of a copy, with the same checks of grants and Secrets as for the store of `spec.storageType`.
 async fn open(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -96,7 +96,7 @@ fn source_of(copy: &BackupCopy) -> Result<StorageSource<'_>, Trouble> {
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
 }
 
-/// Replaces the field of the first store in a message by the field of the copy.
+/// Replaces the storage field in a message with the field of the copy, for example `spec.s3` with `spec.copyTo[0].s3`.
 fn in_copy(index: usize, source: &StorageSource<'_>, trouble: &Trouble) -> Trouble {
     let block = source.block();
     let field = format!("spec.copyTo[{index}].{block}");

@@ -6,7 +6,7 @@ use api::EtcdBackup;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Snapshot, Work, WorkState};
 
-/// Prefix of the message if a store denies access. Messages from etcd have another prefix.
+/// Prefix of the message if a store denies access. If etcd denies access, the message has another prefix.
 const STORE_DENIAL: &str = "access denied: ";
 
 /// Adds the field and the Secret to each message of a store that denies access.

@@ -1,5 +1,5 @@
-//! Reads the inputs of the plan for the agent: its Deployment, the report of its pod, and the cluster and the store
-//! that the agent records.
+//! Reads the inputs of the plan for the agent, which records all changes of an etcd cluster: the Deployment of the
+//! agent, the report of its pod, the cluster, and the store for the recorded changes.
 
 use api::EtcdBackup;
 use api::names::LABEL_BACKUP;
@@ -109,8 +109,8 @@ async fn found(deployment: Deployment, pods: &[Pod]) -> FoundAgent {
     }
 }
 
-/// The cluster and the store that the agent records. The operator opens the store and reads the encryption key, to
-/// report a missing Secret before the pod waits for it.
+/// The cluster that the agent records, and the store to which it writes. The operator opens the store and reads the
+/// encryption key to report a missing Secret. The pod of the agent would only wait for this Secret.
 async fn target(context: &ObserveContext, backup: &EtcdBackup) -> Result<AgentTarget, Trouble> {
     let source = site::source_of(backup)?;
     let uid = backup.uid().unwrap_or_default();

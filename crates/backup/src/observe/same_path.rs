@@ -27,7 +27,7 @@ fn sources_of(backup: &EtcdBackup) -> impl Iterator<Item = StorageSource<'_>> {
 /// cannot parse `other`, because the paths of `other` are unknown in this case.
 ///
 /// Several namespaces may use the same bucket, so the caller checks the EtcdBackups of all namespaces. The function
-/// ignores the endpoint in the spec, because a store may have several endpoints.
+/// ignores the endpoint of the store in the spec, because a store may have several endpoints.
 pub(super) fn writes_to(
     backup: &EtcdBackup,
     own: &StorageSource<'_>,

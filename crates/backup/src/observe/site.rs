@@ -1,5 +1,5 @@
-//! Opens the store in the spec with its Secrets, or finds the PersistentVolumeClaim. Only the opened store contains
-//! the content of Secrets (invariant 14).
+//! Opens the store in the spec with its Secrets, or finds the PersistentVolumeClaim. Of the results, only the opened
+//! store and the encryption key contain the content of Secrets (invariant 14).
 
 use api::EtcdBackup;
 use api::storage::{PvcSource, SecretName, StorageSource};
@@ -22,7 +22,7 @@ pub(super) fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Troubl
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
 }
 
-/// Opens the store of the spec.
+/// Opens the store `source`, if the grants of the namespace allow it.
 pub(super) async fn open(
     context: &ObserveContext,
     backup: &EtcdBackup,

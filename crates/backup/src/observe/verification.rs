@@ -62,7 +62,7 @@ async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodSt
 }
 
 /// The spec of the EtcdCluster. `None` if the EtcdCluster cannot be read. Without the spec, the pod uses the default
-/// repository.
+/// repository of etcd images.
 async fn cluster(context: &ObserveContext, backup: &EtcdBackup) -> Option<EtcdClusterSpec> {
     let name = &backup.spec.etcd_cluster.as_ref()?.name;
     let namespace = backup.namespace().unwrap_or_default();

@@ -1,11 +1,11 @@
 //! Limits the number of attempts that crash the operator process. Performs no I/O.
 //!
-//! An attempt can crash the operator, for example if it runs out of memory. Such an attempt reports no error, and each
-//! crash interrupts all other transfers. Without a limit, the operator would repeat this attempt forever.
+//! An attempt can crash the operator, for example if the process runs out of memory. Such an attempt reports no error,
+//! and each crash interrupts all other transfers. Without a limit, the operator would repeat this attempt forever.
 //!
-//! The status counts an attempt as unfinished before its transfer starts. The operator subtracts the attempt when it
-//! has ended. A restart of the operator or a lost lease leaves an unfinished attempt without a crash, so the limit is
-//! high.
+//! The status counts an attempt as unfinished before its transfer starts. The operator subtracts the attempt after the
+//! attempt has ended. A restart of the operator or a lost lease leaves an unfinished attempt without a crash, so the
+//! limit is high.
 
 use api::EtcdBackup;
 

@@ -56,8 +56,8 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
     reports.then(|| applied.message.clone())
 }
 
-/// The earlier of the operator's time and the API server's time. The ages of backups are computed from it. `None` if
-/// the clocks differ or were not compared.
+/// The earlier of the operator's time and the API server's time. The operator computes the ages of backups from this
+/// time. `None` if the clocks differ or were not compared.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
     (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))

@@ -37,7 +37,7 @@ pub enum CopyStep {
     Remove,
 }
 
-/// The report of the status about one copy.
+/// The state of one copy for the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum CopyVerdict {
     /// The status does not change.
@@ -45,7 +45,7 @@ pub enum CopyVerdict {
     Unchanged,
     /// An attempt starts.
     Starting,
-    /// The newest backup is copied.
+    /// The store of the copy now contains the newest backup.
     Copied(Box<Copied>),
     /// The attempt has failed.
     Failed(Trouble),
@@ -58,7 +58,7 @@ pub enum CopyVerdict {
 pub struct CopyPlan {
     /// The action of the operator in this reconcile.
     pub step: CopyStep,
-    /// The report of the status.
+    /// The state of the copy for the status.
     pub verdict: CopyVerdict,
 }
 
@@ -69,12 +69,12 @@ pub struct CopiesPlan {
     pub copies: Vec<CopyPlan>,
     /// True if the status reports a copy that the spec no longer contains.
     pub outdated: bool,
-    /// Time until the next step; `None` waits for a change.
+    /// Time until the next step; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
 }
 
 impl CopiesPlan {
-    /// True if the status reports nothing new about copies.
+    /// True if the plan changes nothing that the status reports about copies.
     pub fn is_unchanged(&self) -> bool {
         let mut copies = self.copies.iter();
         !self.outdated && copies.all(|copy| copy.verdict == CopyVerdict::Unchanged)
@@ -86,7 +86,7 @@ impl CopiesPlan {
 pub(crate) enum CopyNeed {
     /// The plan needs no further data.
     Nothing,
-    /// The first store, the store of the copy, and the input of the retention rules.
+    /// The store of the backups, the store of the copy, and the input of the retention rules.
     Copy,
     /// The store of the copy.
     Removal,
@@ -198,8 +198,8 @@ pub(crate) fn record<'a>(
     status.copies.iter().find(|found| found.name == copy.name)
 }
 
-/// True if the status reports that the store of the copy contains the newest backup, and no problem. `None` if there is
-/// no backup at the path of the spec.
+/// True if the status of the copy names the newest backup and no error. `None` if the status of the EtcdBackup names no
+/// backup at the path of the spec.
 pub(crate) fn has_newest(
     spec: &EtcdBackupSpec,
     status: &EtcdBackupStatus,
@@ -251,7 +251,7 @@ pub(crate) fn copy_rules(backup: &EtcdBackup, copy: &BackupCopy) -> Option<Rules
     rules.filter(|_| backup.spec.is_periodic())
 }
 
-/// The copying task: it copies the newest backup, and the older backups that the status lists.
+/// The task that copies the newest backup, and the older backups that the status lists.
 fn job(
     backup: &EtcdBackup,
     copy: &BackupCopy,
@@ -315,9 +315,9 @@ fn is_removed(inputs: &CopyInputs) -> bool {
 
 /// The next step of the removal of one copy.
 enum Removing {
-    /// No copy is left.
+    /// No copy is left to remove.
     Done,
-    /// The removal runs, or waits for this reason.
+    /// The removal runs, or waits because of this problem.
     Waiting(Option<Trouble>),
     /// The removal may start. Contains the failure of the previous removal.
     Start(Option<Trouble>),
@@ -350,8 +350,8 @@ fn removing(
     }
 }
 
-/// Plans the removal of the copies of an EtcdBackup that is being deleted. `None` if no copy is left. `since` is the
-/// start of the deletion.
+/// Plans the removal of the copies of an EtcdBackup that is being deleted. `None` if no copy is left to remove. `since`
+/// is the start of the deletion.
 pub(super) fn plan_removal(
     backup: &EtcdBackup,
     inputs: &[CopyInputs],

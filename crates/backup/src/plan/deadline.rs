@@ -76,7 +76,7 @@ pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
-/// True if a transfer that was canceled at the deadline has not ended within [`CANCEL_LIMIT`].
+/// True if [`CANCEL_LIMIT`] has passed since the deadline, at which the operator cancels the transfer.
 pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     let deadline = deadline(backup, snapshot, now);
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)

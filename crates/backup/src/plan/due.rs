@@ -83,8 +83,8 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because the
-/// removal ran at the same time as the backup.
+/// The result of the last removal. `None` if this removal has not succeeded, or has not listed the newest backup,
+/// because it ran at the same time as that backup.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,

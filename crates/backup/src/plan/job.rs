@@ -53,7 +53,7 @@ pub enum Job {
     InPod {
         /// The pod. The operator creates it if it does not exist.
         pod: Box<Pod>,
-        /// The task of the pod, which its arguments contain.
+        /// The task in the arguments of the pod.
         order: Order,
     },
     /// The deletion of a backup pod that an earlier operator process has created. Without this deletion, the pod could
@@ -64,7 +64,7 @@ pub enum Job {
     },
 }
 
-/// The transfer for the backup with this start time. `None` if `observe` has not read its inputs.
+/// The transfer for the backup with the start time `begun`. `None` if `observe` has not read the inputs of a transfer.
 pub(super) fn transfer(
     backup: &EtcdBackup,
     inputs: &Inputs,
@@ -135,7 +135,7 @@ pub(super) fn transfer(
 }
 
 /// Returns the URLs to which the transfer connects. If the URLs are addresses of pods, also returns the ID of the
-/// cluster that must answer.
+/// cluster that must answer. `in_pod_there`: a pod of the namespace connects to the URLs themselves.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If an endpoint lacks its grant, this function
 /// fails, and the transfer does not start.
@@ -175,7 +175,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The deletion of the pod of the recorded backup, if the backup runs in a pod and the plan ends the backup.
+/// The deletion of the pod of the backup in progress, if this backup runs in a pod and the plan ends this backup.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(

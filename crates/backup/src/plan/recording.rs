@@ -1,7 +1,7 @@
 //! Plans the agent that records all changes of a cluster (`spec.continuous`). The plan is a pure function.
 //!
-//! The operator owns a Deployment of one replica for each EtcdBackup with `spec.continuous`. The operator reads the
-//! report of the agent regularly, and writes it to the status. Each write of the status triggers a reconcile. The
+//! The operator applies a Deployment with one replica for each EtcdBackup with `spec.continuous`. The operator reads
+//! the report of the agent regularly, and writes it to the status. Each write of the status triggers a reconcile. The
 //! reconcile reads the agent only if a check is due, so that these writes cause no endless loop.
 
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub enum RecordingStep {
     Delete(Box<Deployment>),
 }
 
-/// The report of the status about the agent.
+/// The state of the agent for the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RecordingVerdict {
     /// The report in the status does not change.
@@ -53,7 +53,7 @@ pub enum RecordingVerdict {
     Unchanged,
     /// The EtcdBackup has no agent.
     Off,
-    /// There is no report, for this reason.
+    /// The operator has no report of the agent, because of this problem.
     Waiting(Trouble),
     /// The agent has reported its progress.
     Reported {
@@ -72,7 +72,7 @@ pub enum RecordingVerdict {
 pub struct RecordingPlan {
     /// The action of the operator in this reconcile.
     pub step: RecordingStep,
-    /// The report of the status.
+    /// The state of the agent for the status.
     pub verdict: RecordingVerdict,
     /// Time until the next check; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
@@ -116,7 +116,7 @@ pub(crate) enum RecordingNeed {
     Nothing,
     /// The Deployment, and the report of its pod.
     Agent,
-    /// The Deployment, the report of its pod, and the cluster and the store that the agent records.
+    /// The Deployment, the report of its pod, the cluster that the agent records, and the store.
     AgentAndTarget,
 }
 
@@ -329,8 +329,8 @@ fn hibernates(target: &AgentTarget) -> bool {
     cluster.is_some_and(|cluster| cluster.spec.hibernate)
 }
 
-/// A hibernated cluster has no members and no changes, so the Deployment of its agent is deleted. The operator creates
-/// the Deployment again when the cluster runs.
+/// A hibernated cluster has no pods and no changes, so the operator deletes the Deployment of the agent. The operator
+/// creates the Deployment again when the cluster runs.
 fn hibernated(agent: &AgentState) -> RecordingPlan {
     let message = "the EtcdCluster hibernates, so there are no changes to record";
     let plan = RecordingPlan::wait(Trouble::new(Reason::Hibernated, message));

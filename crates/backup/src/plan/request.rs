@@ -1,7 +1,8 @@
 //! A backup that is requested by an annotation of a periodic EtcdBackup. The annotation contains the time of the
 //! request. Performs no I/O.
 //!
-//! The operator sets this annotation if a change of the cluster waits for a backup.
+//! The operator sets this annotation on the EtcdBackup of an EtcdCluster (`spec.backup`) if a change of the cluster
+//! waits for a backup.
 
 use api::EtcdBackup;
 use api::cluster::MAX_CLOCK_SKEW;

@@ -11,7 +11,7 @@ const JITTER_DIVISOR: i32 = 20;
 const MAX_JITTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Minimum starting deadline in seconds. A reconcile starts slightly after the planned time, so a shorter deadline
-/// would skip every run.
+/// could skip every run.
 const MIN_STARTING_DEADLINE: i64 = 10;
 
 #[derive(Debug)]

@@ -34,7 +34,7 @@ use window::opening;
 const POLL: Duration = Duration::from_secs(3);
 /// A queued verification checks after this time whether another verification of the namespace has ended.
 const TURN_RETRY: Duration = Duration::from_secs(15);
-/// Delay after the first failure. Each further failure doubles the delay.
+/// Delay of the next verification after the first failure. Each further failure doubles the delay.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
 const MAX_RETRY: SignedDuration = SignedDuration::from_hours(6);
 /// The kubelet stops the pod at its time limit. The operator waits for this additional time, in case the kubelet does
@@ -65,7 +65,7 @@ pub enum VerificationVerdict {
     Off,
     /// The verification of the backup at this location starts.
     Starting(String),
-    /// The verification waits for this reason.
+    /// The verification waits. Contains the cause.
     Waiting(String),
     /// The verification of the backup at this location waits until another verification of the namespace has ended.
     Queued(String),
@@ -112,8 +112,9 @@ pub(crate) enum VerificationNeed {
     Pod(String),
 }
 
-/// The data that [`plan`] needs at this time. Reading [`VerificationNeed::Turn`] may reserve the turn of the namespace
-/// for this EtcdBackup. `Turn` is therefore needed only if the verification can start now.
+/// The data that [`plan`] needs at this time. If `observe` reads [`VerificationNeed::Turn`], it may give the turn of
+/// the namespace to this EtcdBackup. Other EtcdBackups of the namespace then wait, so `Turn` is needed only if the
+/// verification can start now.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;
@@ -263,7 +264,7 @@ fn plan_start(
 
 const CLOSED: &str =
     "spec.verification.window does not open again: correct its schedule, or remove the window";
-/// The reason that the status reports for a queued verification.
+/// The message in the status for a queued verification.
 pub(crate) const QUEUED: &str = "another backup of this namespace is being verified: this verification starts afterwards. To \
                       verify both at the same time, set spec.verification.allowConcurrent";
 const RUNNING: &str = "the backup is being restored in a separate pod";

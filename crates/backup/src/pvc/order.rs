@@ -54,9 +54,9 @@ pub enum Task {
         rules: Rules,
         /// The location of the newest backup.
         newest: String,
-        /// The UIDs of all other periodic EtcdBackups with the same path.
+        /// The UIDs of all other periodic EtcdBackups with the same path. The backups of these EtcdBackups are kept.
         others: BTreeSet<String>,
-        /// The time from which the ages of backups are computed, because the clock of the pod's node may be wrong
+        /// The time from which the pod computes the ages of backups. The clock of the pod's node may be wrong
         /// (invariant 9).
         now: Timestamp,
     },

@@ -12,18 +12,17 @@ pub(crate) enum PodState {
     Terminating,
     /// The EtcdBackup of the order does not own the pod.
     Foreign,
-    /// The pod is assigned to a node, but its container has not started. The text is the kubelet's message and may be
-    /// empty.
+    /// The container of the pod has not started. The text is the kubelet's message and may be empty.
     Starting(String),
     /// The container is running.
     Working,
-    /// The pod cannot start, for this reason.
+    /// The pod cannot start, because of this problem.
     Stuck(Trouble),
     /// The pod has ended. Contains its report.
     Ended(Box<Report>),
 }
 
-/// Returns the state of the pod with the name of the order.
+/// Returns the state of `pod`, whose name belongs to `order`.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;

@@ -90,8 +90,8 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// Opens the mounted volume as a store. With `owned_by`, the store ignores an unfinished file of another EtcdBackup,
-/// unless the file was not written for ten minutes.
+/// Opens the mounted volume as a store. With `owned_by`, the store ignores an unfinished file of another EtcdBackup
+/// until ten minutes after the last write to this file.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }

@@ -1,4 +1,5 @@
-//! Creates the pod of an order, waits for its report, and deletes the pod. If the pod exists, waits for that pod.
+//! Creates the pod of an order, waits for its report, and deletes the pod. If the pod already exists, waits for its
+//! report.
 
 use std::time::{Duration, Instant};
 
@@ -243,7 +244,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The wait for the start of a pod that has a node: the beginning of the wait, and the time and the reason of the last
+/// The wait for the start of the pod's container: the beginning of the wait, and the time and the reason of the last
 /// report.
 struct Start {
     since: Instant,

@@ -14,7 +14,7 @@ pub enum AgentState {
     /// The plan does not need the agent.
     #[default]
     NotRead,
-    /// The agent cannot be read, for this reason.
+    /// The operator cannot read the agent. Contains the cause.
     Unknown(String),
     /// There is neither a Deployment nor a pod.
     Missing,
@@ -37,7 +37,7 @@ pub struct FoundAgent {
     pub problem: Option<Trouble>,
 }
 
-/// The cluster that the agent records, and the store of its objects.
+/// The cluster that the agent records, and the store to which it writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentTarget {
     /// Client URLs of the cluster.
@@ -59,7 +59,7 @@ pub struct AgentTarget {
 pub struct RecordingInputs {
     /// The agent.
     pub agent: AgentState,
-    /// The cluster and the store that the agent records, or why they are unknown. `None` if the plan does not need
-    /// them.
+    /// The cluster that the agent records and its store, or why the operator cannot read them. `None` if the plan does
+    /// not need them.
     pub target: Option<Result<AgentTarget, Trouble>>,
 }

@@ -54,7 +54,7 @@ pub(super) fn record(
     }
 }
 
-/// The record of one copy after this verdict.
+/// The entry of `status.copies` for `copy`, after the verdict.
 fn recorded(
     old: Option<&CopyStatus>,
     copy: &BackupCopy,

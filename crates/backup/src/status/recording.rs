@@ -102,7 +102,7 @@ fn wait(continuous: &mut ContinuousStatus, trouble: &Trouble, now: &Time) {
     continuous.lag_seconds = complete.map(|time| now.0.duration_since(time.0).as_secs().max(0));
 }
 
-/// A time of the agent, in whole seconds.
+/// Converts a time of the agent's clock to whole seconds.
 fn time(micros: i64) -> Option<Time> {
     Timestamp::from_second(micros.div_euclid(MICROS))
         .ok()

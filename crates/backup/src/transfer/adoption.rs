@@ -33,8 +33,8 @@ pub struct Owner<'a> {
     /// True if the spec requires encryption. If true, the search ignores backups that are not encrypted. If false, the
     /// search ignores encrypted backups.
     pub encrypted: bool,
-    /// True if the whole object is read and compared with its manifest when the store has no tags. False in a
-    /// reconcile, because this takes too long.
+    /// True if the search reads and verifies the whole object when the store has no ETags. False in a reconcile,
+    /// because such a read takes too long.
     pub verify_content: bool,
 }
 
@@ -101,7 +101,7 @@ pub async fn earlier_attempt(
 }
 
 /// Like [`complete_backup`], but also requires that no other writer has overwritten the object since its manifest was
-/// written. [`complete_backup`] does not check this, because a copy of a backup has another tag.
+/// written. [`complete_backup`] does not check this, because a copy of a backup has another ETag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,

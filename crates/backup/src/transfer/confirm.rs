@@ -1,12 +1,12 @@
 //! The end of a transfer: writes the manifest, and checks that the store returns the object and the manifest.
 //!
-//! Another writer may replace the object before the manifest is written, and no restore would accept the backup. A
+//! Another writer may replace the object before the manifest is written. No restore would then accept the backup. A
 //! proxy may acknowledge writes although the store contains nothing. A backup therefore succeeds only after the store
 //! has returned the object and the manifest.
 //!
-//! A store without tags, such as a directory, does not show that an object was overwritten. For such a store, the whole
-//! object is read and compared with the manifest. This takes minutes, so the manifest is read again after the
-//! comparison.
+//! A store without ETags, such as a directory, does not show that an object was overwritten. For such a store, the
+//! whole object is read and compared with the manifest. The comparison takes minutes, so the manifest is read again
+//! afterwards.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ async fn has_manifest(
     Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// True if the object at the key has the size and the tag of the committed object. Without tags, only the size is
+/// True if the object at the key has the size and the ETag of the committed object. Without ETags, only the size is
 /// compared.
 async fn is_stored(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
     let object = store.head(key).await.map_err(|error| in_store(&error))?;

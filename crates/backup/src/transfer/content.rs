@@ -1,5 +1,5 @@
-//! Compares the content of a stored backup with its manifest. Copies need this comparison, and so do stores without
-//! tags, because such a store does not show that an object was overwritten.
+//! Compares the content of a stored backup with its manifest. Copies need this comparison. A store without ETags also
+//! needs it, because such a store does not show that an object was overwritten.
 
 use std::io;
 

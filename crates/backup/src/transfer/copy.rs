@@ -19,7 +19,7 @@ use super::{PROGRESS_WINDOW, cancelable, canceled, in_store, stalled, stored, to
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Stored};
 
-/// The key of a backup in a store.
+/// A store, and the key of a backup in this store.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub(crate) store: Arc<dyn Store>,
@@ -97,7 +97,8 @@ async fn complete_copy(to: &Place, manifest: &BackupManifest) -> Result<Option<S
     Ok(unchanged.map(|(copy, _)| stored(to.store.as_ref(), &to.key, &copy)))
 }
 
-/// True if both manifests describe the same backup. The manifests of a backup and of its copy differ only in the tag.
+/// True if both manifests describe the same backup. The manifests of a backup and of its copy differ only in
+/// `store_tag`, the ETag.
 fn is_same_backup(one: &BackupManifest, other: &BackupManifest) -> bool {
     let without_tag = |manifest: &BackupManifest| BackupManifest {
         store_tag: None,

@@ -39,7 +39,7 @@ impl Packer {
         })
     }
 
-    /// The next bytes of the object. May be empty.
+    /// Adds the next bytes of the snapshot. Returns the next bytes of the object, which may be empty.
     pub(super) fn push(&mut self, chunk: Bytes) -> Result<Bytes, Trouble> {
         let chunk = match &mut self.compressor {
             None => chunk,

@@ -56,7 +56,7 @@ pub enum PodState {
     /// The state was not read.
     #[default]
     NotRead,
-    /// The pod cannot be read, for this reason.
+    /// The operator cannot read the pod. Contains the cause.
     Unknown(String),
     /// The pod does not exist.
     Missing,

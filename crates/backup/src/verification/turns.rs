@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The UID of the EtcdBackup that has the turn, by namespace. Every other EtcdBackup of the namespace waits, unless it
-/// allows concurrent verifications.
+/// The UID of the EtcdBackup that may be verified now (that has the turn), by namespace. Every other EtcdBackup of the
+/// namespace waits, unless it allows concurrent verifications.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<HashMap<String, String>>);
 

@@ -97,7 +97,7 @@ impl Held {
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// Ignores certificates that cannot sign, because this is the Secret of a CA.
+    /// For the Secret of a CA: ignores certificates that cannot sign.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),

@@ -71,7 +71,7 @@ impl Certificates {
         self.with_digest(noted)
     }
 
-    /// Finds the CAs in the Secrets that together have this digest.
+    /// Among the CAs in the Secrets, finds the set of CAs with this digest.
     fn with_digest(&self, noted: &str) -> Option<Authorities> {
         let rule = self.rule.as_ref()?;
         let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];

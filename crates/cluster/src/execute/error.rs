@@ -27,7 +27,7 @@ pub enum Error {
         what: String,
     },
     /// The observation is too old for writes, for example because the process was suspended. If the chain has set the
-    /// annotation `started` on a Service, the executor removes it.
+    /// annotation `started` on a Service, the executor removes this annotation.
     #[error("the operator's observation of the cluster is older than {} seconds: the operator reads the cluster again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.

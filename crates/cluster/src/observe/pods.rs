@@ -15,7 +15,7 @@ use crate::observe::children::annotation;
 use crate::observe::{ending, sidecars};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
 
-/// Converts a member's pod. `owned`: the EtcdCluster owns the pod, and the pod has its labels.
+/// Converts a member's pod. `owned`: the pod has the owner and the labels that the EtcdCluster requires.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
     let container = etcd_container(pod);
@@ -85,8 +85,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// True if the pod shows since when its node has been lost or its container has been failing. The operator replaces the
-/// member if this time is long enough.
+/// True if the pod shows since when its node has been lost or its container has been failing. The operator compares
+/// this time with a clock before it replaces the member.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;

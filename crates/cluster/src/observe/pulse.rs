@@ -76,7 +76,7 @@ pub(super) async fn status(
     }
 }
 
-/// True for a learner, and for a voter outside of the client Service.
+/// True for a learner or a voter outside of the client Service, if its pod has a health listener.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }

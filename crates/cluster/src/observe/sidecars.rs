@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use super::ending::last_exit;
 use crate::clock::age;
 
-/// An etcd container that ran for longer than this before its exit had started successfully on its data.
+/// If an etcd container ran for longer than this before its exit, its start on the data was successful.
 const LONG: Duration = Duration::from_mins(10);
 
 /// Returns the time since which etcd has not been ready. `since` is the time since which the pod has not been ready.

@@ -1,5 +1,5 @@
-//! Reads a cluster's objects from the caches of the watches. The operator does not watch Secrets, so it requests only
-//! these from the API server. The result may be stale, so the operator decides no write from it (invariant 33).
+//! Reads a cluster's objects from the caches of the watches. The operator requests only unwatched data, such as
+//! Secrets, from the API server. The result may be stale, so the operator decides no write from it (invariant 33).
 
 use api::EtcdCluster;
 use api::names;

@@ -104,7 +104,8 @@ fn invariant_28_endpoint_without_grant_starts_no_transfer() {
     }
 }
 
-/// Invariant 28: users can change DNS names of their namespace, so the operator connects to the addresses of pods.
+/// Invariant 28: users can point a DNS name of their namespace to any address, so the operator connects to the
+/// addresses of pods.
 #[test]
 fn invariant_28_operator_connects_to_member_pods_and_checks_cluster_id() {
     let planned = |reaches: &[EndpointReach]| {

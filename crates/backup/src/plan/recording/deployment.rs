@@ -31,16 +31,18 @@ const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
 const KEYS: &str = "--keys=";
 /// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
-/// Memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are large. At
-/// its start, the agent needs additional memory for the names of all segments of a base.
+/// Default memory request and memory limit. The agent needs about 150 MiB if the store is slow and transactions are
+/// large. At its start, the agent needs additional memory for the names of all files with changes (segments) since a
+/// snapshot (base).
 const MEMORY: (&str, &str) = ("64Mi", "512Mi");
-/// The volume for waiting segments is larger than their limit, because the last segment may exceed it.
+/// The spool volume is larger than the limit of waiting segments by this number of bytes, because the last segment may
+/// exceed the limit.
 const SPOOL_RESERVE: u64 = 128 << 20;
 
 /// A volume of the pod with its mount.
 type Mounted = (Volume, VolumeMount);
 
-/// Builds the Deployment. Its annotation contains a hash of its spec.
+/// Builds the Deployment. An annotation of the Deployment contains a hash of its spec.
 pub(super) fn deployment(
     backup: &EtcdBackup,
     settings: &Continuous,
@@ -187,7 +189,8 @@ fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The volumes of the pod: the spool, the Secrets for etcd and for the store, and the PersistentVolumeClaim.
+/// The volumes of the pod: the spool, the PersistentVolumeClaim, and the Secrets for etcd, for the store and for
+/// encryption.
 fn mounted(backup: &EtcdBackup, settings: &Continuous, target: &AgentTarget) -> Vec<Mounted> {
     let size = settings.spool_limit_bytes().saturating_add(SPOOL_RESERVE);
     let spool = Volume {

@@ -17,7 +17,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_764_000_000 + second).unwrap()
 }
 
-/// An EtcdBackup with this change. The operator checked its agent 5 s ago.
+/// An EtcdBackup with this change. The operator has checked the agent 5 s before `at(0)`.
 fn with(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let mut object = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",

@@ -144,8 +144,8 @@ fn observed_failures_do_not_count_as_interrupted_attempts() {
     }
 }
 
-/// The time limit for a database of 20 GiB is six hours. The next attempt gets this limit before it knows the size of
-/// the database.
+/// The time limit for a database of 20 GiB is almost six hours. The next attempt gets this limit before it knows the
+/// size of the database.
 #[test]
 fn next_attempt_keeps_time_limit_of_large_database() {
     let backup = begun(|_| ());

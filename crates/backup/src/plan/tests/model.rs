@@ -54,7 +54,7 @@ struct Process {
     key: String,
     /// The keys that the removal has not deleted yet. The last key is deleted next.
     deletions: Vec<String>,
-    /// The result of the removal, which it returns at its end.
+    /// The result that the removal returns at its end.
     result: RemovalResult,
     /// The time at which the operator process started.
     since: Option<Timestamp>,
@@ -531,7 +531,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// Invariants 9, 10 and 12 hold after each step of a periodic EtcdBackup. When no more faults happen, backups
-    /// continue, the retention rules are applied, and every manifest has a backup.
+    /// continue, the retention rules are applied, and every manifest has its snapshot.
     #[test]
     fn periodic_backups_continue_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..120),

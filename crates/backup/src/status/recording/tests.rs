@@ -10,7 +10,7 @@ fn after(seconds: i64) -> Time {
     Time(Timestamp::from_second(START).unwrap() + SignedDuration::from_secs(seconds))
 }
 
-/// A report at this second. All changes up to `complete` are in the store.
+/// A report from the second `now`. All changes up to `complete` are in the store.
 fn report(now: i64, complete: Option<i64>, problem: Option<&str>) -> RecordingVerdict {
     let micros = |seconds: i64| (START + seconds) * MICROS;
     let report = AgentReport {

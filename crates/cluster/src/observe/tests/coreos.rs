@@ -160,8 +160,8 @@ fn found(old: Old) -> Scene {
     scene
 }
 
-/// The cluster after the adoption: the status has the record, the pods have annotations and Services, and the operator
-/// has compared the members' data.
+/// The cluster after the adoption: the status has the cluster ID, the pods have annotations and Services, and the
+/// operator has compared the members' data.
 fn taken_over(old: Old) -> Scene {
     let mut scene = found(old);
     let recorded = scene.writes().into_iter().find_map(|write| match write {
