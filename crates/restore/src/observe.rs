@@ -210,7 +210,8 @@ async fn read_seed(
     }
 }
 
-/// Chooses the backup. If a pod must search recorded changes first, the snapshot contains the next step of this pod.
+/// Chooses the backup. If a pod must search recorded changes first, `observation.snapshot.source` contains the next
+/// step of this pod.
 async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

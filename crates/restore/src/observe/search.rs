@@ -20,8 +20,8 @@ use crate::snapshot::{Missing, SearchStep, takes_name};
 /// A failed search is repeated after this time.
 const RETRY: SignedDuration = SignedDuration::from_mins(5);
 
-/// A found point that was not recorded within this time is searched again, because the agent may have recorded later
-/// changes and deleted the base.
+/// A found point that was not recorded within this time is searched again, because the agent of the continuous backup
+/// may have recorded later changes and deleted the base.
 const RESULT_LIFETIME: SignedDuration = SignedDuration::from_mins(2);
 
 /// The result of a search, and the time at which its pod ended. The time is `None` if the pod has not ended.

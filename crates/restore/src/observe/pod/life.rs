@@ -9,8 +9,8 @@ use crate::snapshot::Life;
 /// Minimum delay between the creations of two pods of a seed. A node may reject each new pod at once, so the delay
 /// limits the number of pods.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Maximum delay between the creations of two pods of a seed. A node without free resources may evict other pods for
-/// each new pod.
+/// Maximum delay between the creations of two pods of a seed. The delay grows to this maximum, because a node without
+/// free resources may evict other pods for each new pod.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// The delay is the age of the seed at the creation of the pod, divided by this number.
 const PAUSE_DIVISOR: i32 = 4;
