@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The option of etcdctl that limits a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
 
-/// The state of a cluster whose members have all responded.
+/// The state of a cluster whose members are all healthy.
 struct Seen {
     cluster: EtcdCluster,
     pods: Vec<Pod>,
@@ -43,7 +43,7 @@ async fn see(access: &Access, name: &str) -> Result<Seen> {
     })
 }
 
-/// Refuses the command if a member did not respond.
+/// Refuses the command if a member did not respond or is unhealthy.
 fn all_answer(view: &ClusterView) -> Result<()> {
     let name = &view.name;
     if view.source == Source::Status {

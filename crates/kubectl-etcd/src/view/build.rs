@@ -249,9 +249,9 @@ fn schedules(cluster: &EtcdCluster, backups: &[EtcdBackup]) -> Vec<ScheduleView>
     .collect()
 }
 
-/// The conditions that report a problem or advice, problems first.
+/// The conditions that report a problem or advice, in the order of `WATCHED`.
 pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
-    /// For each condition type: the status that reports a problem, and whether the condition is only advice.
+    /// For each condition type: the status that reports a problem or advice, and whether the condition is only advice.
     const WATCHED: [(&str, &str, bool); 9] = [
         ("Stalled", "True", false),
         ("Degraded", "True", false),
