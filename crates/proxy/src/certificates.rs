@@ -58,7 +58,8 @@ pub(crate) fn generated_secret(cluster: &EtcdCluster) -> String {
 /// annotation, so that a change replaces the pods: a proxy reads its CAs only when it starts.
 ///
 /// # Errors
-/// Fails if a proxy of this version would not start with these Secrets. The text names the Secret and the remedy.
+/// Fails if a proxy of this version would not start with these Secrets, or if the server certificate is not valid for
+/// `host`. The text names the Secret and the remedy.
 pub(crate) fn digest(
     (host, version): (&str, &EtcdVersion),
     client: &Secret,

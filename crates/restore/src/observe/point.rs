@@ -294,7 +294,8 @@ fn in_encryption(
     Some(Trouble::new(reason, message))
 }
 
-/// Converts the error to a problem that names the field, the nearest points and the remedy.
+/// Converts the error to a problem that names the field and the remedy. If the point is not recorded, the problem also
+/// names the nearest points.
 fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
     let (reason, problem) = match error {
         PointError::Read(ReadError::Store { error, .. }) => return source::trouble(error),

@@ -27,7 +27,8 @@ const RESULT_LIFETIME: SignedDuration = SignedDuration::from_mins(2);
 /// The result of a search, and the time at which its pod ended. The time is `None` if the pod has not ended.
 type Judgment = (Result<FoundBase, Trouble>, Option<Timestamp>);
 
-/// The point that the pod has found. Without a pod, the error contains the pod to create.
+/// The point that the pod has found. If there is no pod, the error contains the pod to create. If the result of the pod
+/// is old, the error contains the pod to delete.
 pub(super) async fn find(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

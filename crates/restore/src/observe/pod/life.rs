@@ -36,8 +36,8 @@ fn pause(began: Option<Timestamp>, created: Timestamp) -> SignedDuration {
     (elapsed / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
-/// The problem of a pod that has ended, because it was evicted or its node was shut down. Kubernetes does not restart
-/// it.
+/// The problem of a pod that has ended, for example because it was evicted or its node was shut down. Kubernetes does
+/// not restart it.
 pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
