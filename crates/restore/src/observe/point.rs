@@ -26,7 +26,7 @@ use crate::source::{self, OpenedSource};
 /// Time limit for the search. The search lists all segments of a base, and reads about 20 segments.
 const TIME_LIMIT: Duration = Duration::from_mins(2);
 
-/// Maximum number of problems in the chain of recorded changes that a message names. Invariant 15: a forged directory
+/// A message names at most this number of problems in the chain of recorded changes. Invariant 15: a forged directory
 /// can have 100,000 problems.
 const NAMED_FAULTS: usize = 3;
 
