@@ -12,7 +12,7 @@ use crate::text::{Paint, Tone};
 /// Time between two reads of an awaited object.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The colors of standard output. They are on if standard output is a terminal, `NO_COLOR` is not set
+/// The colors of standard output. They are on if standard output is a terminal, `NO_COLOR` is missing or empty
 /// (https://no-color.org), and `TERM` is not `dumb`.
 pub fn paint() -> Paint {
     Paint(std::io::stdout().is_terminal() && wants_colors())
@@ -60,7 +60,8 @@ pub fn machine_readable(value: &impl Serialize, output: Output) -> Result<Option
     }
 }
 
-/// Asks the user to confirm `question`. Returns true if the user confirms, and false with `--dry-run`.
+/// Asks the user to confirm `question`. Returns true if the user confirms or has set `--yes`, and false with
+/// `--dry-run`.
 ///
 /// # Errors
 /// Fails if the user does not confirm, or if standard input is not a terminal and `--yes` is missing.

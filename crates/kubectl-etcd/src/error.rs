@@ -1,4 +1,5 @@
-//! Errors for users. Each error names the failed step, the object and the remedy, and has an exit code.
+//! Errors for users. The text of an error names the failed step. Most errors have a remedy, and each error has an exit
+//! code.
 
 use std::path::PathBuf;
 
@@ -57,7 +58,7 @@ pub enum Error {
     Exec {
         /// Name of the pod.
         pod: String,
-        /// Why etcdctl could not be started.
+        /// Why etcdctl was not started, or that it did not end within the time limit.
         message: String,
     },
     /// etcdctl ended with an exit code that is not 0.
@@ -88,7 +89,7 @@ pub enum Error {
     EndedBadly {
         /// The object, such as `etcdcluster/main`.
         object: String,
-        /// The reason in the status of the object.
+        /// Why the object failed.
         message: String,
     },
     /// A file could not be written or read.
@@ -103,7 +104,7 @@ pub enum Error {
     /// The output could not be written.
     #[error("the output cannot be written")]
     Output(#[from] std::io::Error),
-    /// An object could not be written as text.
+    /// An object could not be formatted as JSON or YAML.
     #[error("an object cannot be written as {0}")]
     Format(&'static str),
 }

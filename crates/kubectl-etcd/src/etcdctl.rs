@@ -47,8 +47,8 @@ pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     !off && !names_user
 }
 
-/// Runs etcdctl for one member and returns its output. If the cluster has authentication, runs the local etcdctl. If it
-/// has no authentication, runs the etcdctl in the member's container.
+/// Runs etcdctl for one member and returns its output. Runs the local etcdctl if [`needs_password`] returns true, and
+/// etcdctl in the member's container if it returns false.
 ///
 /// # Errors
 /// Fails if etcdctl cannot be run within the time limit. Does not fail if the exit code is not 0.

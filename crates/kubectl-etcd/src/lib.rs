@@ -1,7 +1,7 @@
 //! `kubectl etcd`: a kubectl plugin for engineers on call, which shows and changes the clusters of the operators.
 //!
-//! The plugin uses only fields and annotations that the operators document, and makes no decision of an operator. The
-//! modules `access`, `etcdctl` and `commands` perform the I/O.
+//! The plugin uses only fields and annotations that the operators document, and makes no decisions in place of the
+//! operators. The modules `access`, `etcdctl` and `commands` perform the I/O.
 
 pub mod access;
 pub mod changes;

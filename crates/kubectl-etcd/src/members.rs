@@ -117,7 +117,7 @@ fn listed(pods: &[Pod]) -> String {
     names.join(", ")
 }
 
-/// The client URLs of all members with a pod, sorted by the name of the pod.
+/// The client URLs of all members with a pod, sorted and without duplicates.
 pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     let mut all: Vec<String> = pods
         .iter()
@@ -129,8 +129,8 @@ pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     all
 }
 
-/// The command line of etcdctl in a member's container. Options that `args` does not set come from the etcd flags in
-/// this pod: endpoints and certificates.
+/// The command line of etcdctl in a member's container. `endpoints` and the certificates in the etcd flags of the pod
+/// become options, unless `args` sets these options.
 pub fn etcdctl(pod: &Pod, endpoints: &[String], args: &[String]) -> Vec<String> {
     let mut words = vec!["etcdctl".to_owned()];
     let given = |option: &str| {

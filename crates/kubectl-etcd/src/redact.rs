@@ -60,7 +60,8 @@ fn walk(value: &mut Value) {
     }
 }
 
-/// Redacts a text. Removes the users and passwords in URLs, and the values of flags with suspicious names.
+/// Redacts a text. Removes the user and the password of each URL. If the text is a flag with a suspicious name
+/// (`--name=value`), removes the value of the flag.
 pub fn line(text: &str) -> String {
     let text = url_passwords(text);
     let flag = text

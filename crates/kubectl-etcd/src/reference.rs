@@ -48,7 +48,8 @@ fn sentence(mut text: String) -> String {
     text
 }
 
-/// A table of the command's arguments and options for which `wanted` returns true. Empty if there are none.
+/// A table of the command's arguments and options for which `wanted` returns true. Empty if `wanted` never returns
+/// true.
 fn options(command: &Command, wanted: impl Fn(&Arg) -> bool) -> String {
     let mut rows = String::new();
     let shown = command.get_arguments().filter(|arg| {

@@ -43,12 +43,13 @@ pub struct ClusterView {
     pub desired_version: String,
     /// The source of the values in `members`.
     pub source: Source,
-    /// Why the plugin did not query the members, or why the query failed. `None` if the members responded.
+    /// Why the query of the members failed, or etcdctl's error about a member that did not respond. `None` if all
+    /// members responded, or if the plugin did not query them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_problem: Option<String>,
     /// The members.
     pub members: Vec<MemberView>,
-    /// Size at which etcd rejects writes, in bytes.
+    /// Size of the database at which etcd rejects writes, in bytes.
     pub quota_bytes: u64,
     /// Alarms, as `TYPE on MEMBER`.
     pub alarms: Vec<String>,
@@ -63,7 +64,7 @@ pub struct ClusterView {
     /// The operator's next step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// The event or state that the operator waits for.
+    /// What the operator waits for before its next step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// Conditions that report a problem or advice.
@@ -115,7 +116,7 @@ pub struct MemberView {
     /// Bytes of the database file that contain data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub db_size_in_use: Option<u64>,
-    /// `Running`, `NotReady`, or why the etcd container does not run.
+    /// `Running`, `NotReady`, `Terminating`, or why the etcd container does not run.
     pub pod: String,
     /// Number of restarts of the etcd container.
     pub restarts: i32,

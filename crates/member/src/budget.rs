@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::fixture::Fixture;
 
-    /// Invariant 3: the budget keeps a quorum of each cluster size.
+    /// Invariant 3: the budget keeps a quorum for each cluster size.
     #[test]
     fn disruption_budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {

@@ -3,8 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 
-/// True if the existing object `there` has every field of the built object `made`. Other fields of `there`, such as
-/// defaults and annotations of other software, make no difference.
+/// True if the existing object `there` has every field of the built object `made` with the same value. Of the metadata,
+/// only labels, annotations and owner references are compared. Other fields of `there`, such as defaults and
+/// annotations of other software, make no difference.
 pub fn contains<K: Serialize>(there: &K, made: &K) -> bool {
     let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
     else {

@@ -22,8 +22,8 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the applied values of the fields that change in place. It shows which keys must be removed from the
-/// object, because they were removed from the spec.
+/// Annotation with the applied values of the fields that change in place. If the spec no longer contains one of the
+/// recorded keys, the operator removes this key from the object.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
 /// Annotation with the CPU and memory of a resize that the API server has rejected for this pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
@@ -137,9 +137,9 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Reads the annotations of a pod. A webhook may replace the registry in the container, so the annotation contains
-    /// the requested image. If the annotation and the container have different tags or digests, a user has changed the
-    /// annotation, and it is ignored.
+    /// Reads the image and the version in the annotations of a pod. The image in the annotation is the requested image,
+    /// because a webhook may replace the registry in the container. If the annotation and the container have different
+    /// tags or digests, a user has changed the annotation, and the operator ignores it.
     ///
     /// If the requested image has a digest, its tag has no effect, so the version is the version in the annotation.
     pub fn of(pod: &Pod) -> Self {

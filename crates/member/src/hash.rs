@@ -38,7 +38,7 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// The TLS settings in the hash. The names and the lifetime of certificates that the operator writes are left out,
+/// The TLS settings in the hash. For certificates that the operator writes, the names and the lifetime are left out,
 /// because a member reads a renewed certificate without a restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
     let source = match (tls.generated(), &tls.cert_manager) {

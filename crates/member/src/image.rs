@@ -3,7 +3,7 @@
 use api::names;
 use k8s_openapi::api::core::v1::Pod;
 
-/// The word in the annotation's value that means [`Changed::unreadable`].
+/// The word in the text of [`Changed::note`] that means `unreadable: true`.
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.

@@ -76,8 +76,8 @@ pub enum IssuedWrite {
     Apply(Box<DynamicObject>),
     /// Publishes an issued certificate or a trust bundle.
     Publish(Box<Publication>),
-    /// Deletes the Certificate of a client that the spec no longer names, or of removed gRPC proxies. Kubernetes then
-    /// deletes the published Secret.
+    /// Deletes the Certificate of a client that the spec no longer names, or of gRPC proxies that the spec no longer
+    /// contains. The garbage collector then deletes the published Secret, which the Certificate owns.
     Discard {
         /// Name of the Certificate.
         name: String,
@@ -99,7 +99,7 @@ impl fmt::Display for IssuedWrite {
 /// Why the operator cannot use the Certificates of cert-manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// The API server does not have the resource.
+    /// The API server does not serve the kind Certificate.
     NotServed,
     /// The operator lacks a permission. The text is the message of the API server.
     Forbidden(String),
@@ -145,7 +145,8 @@ pub struct Issuance {
     pub tls: CertManagerTls,
     /// The certificates that the cluster needs.
     pub pairs: Vec<Pair>,
-    /// Name and UID of each Certificate of a client that the spec no longer names, or of removed gRPC proxies.
+    /// Name and UID of each Certificate to delete: of a client that the spec no longer names, or of gRPC proxies that
+    /// the spec no longer contains.
     pub discarded: Vec<(String, String)>,
 }
 

@@ -130,7 +130,7 @@ impl<'a> Members<'a> {
     }
 
     /// The annotations that identify the etcd cluster of a pod or PVC. If the EtcdCluster is created again without its
-    /// status, only these annotations identify it.
+    /// status, only these annotations identify the etcd cluster.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// Label that Kubernetes sets on each namespace.
+/// Label with the name of the namespace, which Kubernetes sets on each namespace.
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 
 /// Labels of the pods that write backups to a PVC, in the namespace of the cluster.

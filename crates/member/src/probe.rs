@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::flags::has_metrics_listener;
 
-/// The readiness probe. Except with `/version`, a ready member serves linearizable reads, so it is connected to a
-/// quorum. A member with a NOSPACE alarm stays ready, so that clients can delete data.
+/// The readiness probe. A member that is ready according to `/readyz` or `/health` serves linearizable reads, so it is
+/// connected to a quorum. A member with a NOSPACE alarm stays ready, so that clients can delete data.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     // Up to etcd 3.4, `/health` writes an entry to the Raft log, and etcd 3.6 does not start on such a log
     // (`v2ToV3Request` in `apply_v2.go`). For these releases, the probe requests `/version`, which etcd serves after

@@ -59,7 +59,7 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replay {
-    /// Name of the base in the store.
+    /// Name of the base in the store: the snapshot after which the changes were recorded.
     pub base: String,
     /// The revision at which the replay ends.
     pub revision: i64,

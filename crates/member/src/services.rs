@@ -28,8 +28,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// Removes the endpoints of a Service, so that connections are refused at once. The Services of the first members are
-/// created without endpoints (see [`is_closed`]).
+/// Removes the endpoints of a Service, so that connections are refused at once: adds to the selector a label that no
+/// pod has. The Services of the first members are created without endpoints (see [`is_closed`]).
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service

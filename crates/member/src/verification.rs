@@ -178,8 +178,8 @@ fn verify(pod: &VerificationPod<'_>) -> Container {
     }
 }
 
-/// The resources of the container `verify`: the same limits and requests as in the settings, with small values. A
-/// ResourceQuota rejects a pod if one of its containers has no limit.
+/// The resources of the container `verify`: small requests and limits for the same resources (CPU, memory) for which
+/// the settings have requests and limits. A ResourceQuota rejects a pod if one of its containers has no limit.
 fn small(settings: &ResourceRequirements) -> ResourceRequirements {
     let like = |given: Option<&BTreeMap<String, Quantity>>, cpu: &str, memory: &str| {
         let amounts = [("cpu", cpu), ("memory", memory)].into_iter();

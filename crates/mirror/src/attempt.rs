@@ -78,8 +78,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Creates an attempt. `number` is the number of the attempt. It selects the members, so that consecutive attempts
-    /// use different members of a cluster with several endpoints.
+    /// Creates an attempt. `number` is the number of the attempt. It selects one member of each cluster, so that
+    /// consecutive attempts use all pairs of members.
     pub(crate) fn new(
         identity: &'a Identity,
         ends: &'a Ends,
@@ -110,7 +110,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Copies until a failure.
+    /// Runs the attempt until a failure: copies all keys if necessary, and then applies the changes of the source.
     pub(crate) async fn run(&self) -> Result<(), Failure> {
         let source = self.newest().await?;
         let destination = self

@@ -1,4 +1,4 @@
-//! Compares the keys of a source with the keys of a destination, part by part. Performs no I/O.
+//! Compares the keys of a source with the keys of a destination, page by page. Performs no I/O.
 
 use std::cmp::Ordering;
 

@@ -32,7 +32,7 @@ pub struct Ends {
     pub destination: End,
     /// The limits of transactions of the destination.
     pub limits: Limits,
-    /// The source that a user has approved, as in `ANNOTATION_ACCEPT_SOURCE`.
+    /// The source that a user has approved: the value of the annotation `ANNOTATION_ACCEPT_SOURCE`.
     pub accepted: Option<String>,
 }
 
@@ -176,8 +176,8 @@ async fn destination_cluster(
     found.map_err(trouble)
 }
 
-/// The connection to the pods of an EtcdCluster. The operator uses the addresses of pods in every namespace, because
-/// users can change the Services of their namespace (invariant 28).
+/// The connection to the pods of an EtcdCluster. The operator connects to the addresses of pods and not to Services,
+/// because users can change the Services of their namespace (invariant 28).
 async fn of_cluster(
     client: &Client,
     cluster: &EtcdCluster,

@@ -19,8 +19,8 @@ pub enum FollowError {
     /// The batch belongs to another cluster.
     #[error("the endpoint belongs to another etcd cluster")]
     OtherCluster,
-    /// An event arrived after a later revision, or in the place of the next event of a split transaction. Events may be
-    /// missing.
+    /// An event arrived after an event of a later revision, or instead of the next event of a split transaction. Events
+    /// may be missing.
     #[error("the source has sent revision {found} after revision {seen}")]
     OutOfOrder {
         /// The revision of the event.
@@ -54,7 +54,7 @@ pub struct Follower {
     /// The revision of the checkpoint at the start of the watch.
     start: i64,
     pending: VecDeque<Pending>,
-    /// The highest revision of an event.
+    /// The highest revision of the events that have arrived.
     seen: i64,
     /// All events up to this revision have arrived.
     complete: i64,

@@ -23,7 +23,8 @@ use crate::status::{Verdict, compute, is_due};
 use crate::task::release;
 use crate::tasks::{Owner, Tasks};
 
-/// Interval between two reconciles. A change of a pod's address, of a Secret or of the lag triggers no reconcile.
+/// Interval between two reconciles. It is short, because a change of a pod's address, of a Secret or of the lag
+/// triggers no reconcile.
 const REQUEUE: Duration = Duration::from_secs(10);
 
 /// Delay after a conflict, and after the finalizer is set.

@@ -177,7 +177,7 @@ pub(crate) fn is_due(
     is_old || without_numbers(current) != without_numbers(desired)
 }
 
-/// The status without its numbers, times and messages, which change permanently.
+/// The status without its numbers, times and messages, which change continuously.
 fn without_numbers(status: &EtcdMirrorStatus) -> EtcdMirrorStatus {
     let mut status = EtcdMirrorStatus {
         source_revision: None,

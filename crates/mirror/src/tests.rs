@@ -1,4 +1,4 @@
-//! Tests of all pure modules together: a model of a source, of a destination, and of mirrors that crash.
+//! Tests of all modules without I/O together: a model of a source, of a destination, and of mirrors that crash.
 
 mod clusters;
 mod model;

@@ -17,11 +17,11 @@ use tokio::time::sleep;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A mounted Secret, and the name of its entry for new objects.
+/// The directory of a mounted Secret with encryption keys, and the name of the key for new objects.
 type Mounted<'a> = (&'a Path, &'a str);
 
-/// Starts the agent as its pod does. The agent completes a segment only after a minute or when it ends, so within a
-/// test only its end completes a segment.
+/// Starts the agent as its pod does. The agent completes a segment after a minute, or when it ends. A test ends the
+/// agent earlier, so only the end of the agent completes a segment.
 fn agent(root: &Path, spool: &Path, endpoint: &str, keys: Option<Mounted<'_>>) -> Child {
     let encryption = keys.map(|(_, key)| Encryption {
         secret: "keys".to_owned(),

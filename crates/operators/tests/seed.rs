@@ -399,7 +399,7 @@ async fn seed_restores_backup_without_manifest() {
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
 }
 
-/// Invariant 12: after decompression, the restored data equals the snapshot from etcd.
+/// Invariant 12: after decompression, the fetched snapshot equals the snapshot from etcd.
 #[tokio::test]
 async fn seed_fetches_compressed_backup_and_rejects_truncated_backup() {
     let world = World::new("3.6").await;

@@ -14,8 +14,8 @@ pub(crate) const CERTIFICATE: &str = "tls.crt";
 pub(crate) const KEY: &str = "tls.key";
 pub(crate) const AUTHORITIES: &str = "ca.crt";
 
-/// The names of the Secrets that a proxy mounts. The operator and cert-manager issue one certificate for both purposes,
-/// so both names are then equal.
+/// The names of the Secrets that a proxy mounts. If the operator or cert-manager issues the certificate, it serves both
+/// purposes, and both names are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretNames {
     /// The Secret with the client certificate for the members.
@@ -25,8 +25,8 @@ pub(crate) struct SecretNames {
 }
 
 impl SecretNames {
-    /// The Secrets of the proxies of this cluster. `None` if the proxies use no TLS, or if a static TLS policy names no
-    /// Secret.
+    /// The Secrets of the proxies of this cluster. `None` if the proxies use no TLS, or if the certificates are static
+    /// and `proxy` does not name both Secrets.
     pub(crate) fn of(cluster: &EtcdCluster, proxy: &GrpcProxy) -> Option<Self> {
         let tls = cluster.spec.tls.as_ref()?;
         if !tls.insists_on_tls() {
@@ -58,7 +58,8 @@ pub(crate) fn generated_secret(cluster: &EtcdCluster) -> String {
 /// annotation, so that a change replaces the pods: a proxy reads its CAs only when it starts.
 ///
 /// # Errors
-/// Fails if a proxy of this version would not start with these Secrets. The text names the Secret and the remedy.
+/// Fails if a proxy of this version would not start with these Secrets, or if the server certificate is not valid for
+/// `host`. The text names the Secret and the remedy.
 pub(crate) fn digest(
     (host, version): (&str, &EtcdVersion),
     client: &Secret,

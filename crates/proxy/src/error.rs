@@ -10,7 +10,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// An update of the proxies that failed, possibly after some of its writes. A later reconcile repeats the update.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The proxies would not start with the certificates in the Secrets.
+    /// A Secret is missing, or the proxies cannot use its certificate.
     #[error("spec.grpcProxy: {0}")]
     Certificates(String),
     /// Another owner has an object with a name that the proxies need.

@@ -235,8 +235,8 @@ fn container(
     }
 }
 
-/// The readiness probe. With authentication, members reject the read of `/health`, because the proxy itself has no
-/// user. The probe then only checks that the port is open.
+/// The readiness probe. `/health` of a proxy sends a read to a member. With authentication, members reject this read,
+/// because the proxy itself has no user. The probe then only checks that the port is open.
 fn readiness(cluster: &EtcdCluster) -> Probe {
     let auth = cluster.spec.auth.as_ref();
     let is_open = auth.is_none_or(|auth| auth.enabled == Some(false));
@@ -322,7 +322,7 @@ fn budget(cluster: &EtcdCluster) -> PodDisruptionBudget {
     }
 }
 
-/// The NetworkPolicy: the peers that may connect to members may connect to the proxies.
+/// The NetworkPolicy: the clients that may connect to the members may also connect to the proxies.
 fn policy(cluster: &EtcdCluster, access: &NetworkAccess) -> NetworkPolicy {
     let all = NetworkPolicyPeer {
         pod_selector: Some(LabelSelector::default()),

@@ -37,7 +37,7 @@ pub(crate) struct Writes<'a> {
     pub(crate) cluster: &'a EtcdCluster,
     /// The start of the read of `cluster`.
     pub(crate) since: Instant,
-    /// The objects after the last update with the same content; empty without such an update.
+    /// The identities of the objects after the last update with the same content. Empty without such an update.
     pub(crate) last: Identities,
 }
 

@@ -343,8 +343,8 @@ async fn proxy_rejects_clients_without_certificate() {
     accepted.get("key", None).await.unwrap();
 }
 
-/// Because of this, the operator issues a client certificate without a common name, and rejects a client certificate
-/// with a common name in a static Secret.
+/// A proxy ends if its client certificate has a common name. Therefore the operator issues a client certificate without
+/// a common name, and rejects a static Secret whose client certificate has a common name.
 #[tokio::test]
 async fn proxy_ends_if_client_certificate_has_common_name() {
     let certificates = Certificates::new();

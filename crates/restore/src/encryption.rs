@@ -20,9 +20,9 @@ use crate::reason::{Reason, Trouble};
 /// The field with the name of the Secret, in EtcdRestores and EtcdBackups.
 pub(crate) const FIELD: &str = "spec.encryption.secret";
 
-/// Returns the Secret with the keys for a backup of an EtcdBackup: the Secret in the EtcdRestore, or else the Secret
-/// in the EtcdBackup. `None` if the backup is not encrypted. `stored` describes the backup in the status of the
-/// EtcdBackup.
+/// Returns the Secret with the keys for a backup of an EtcdBackup: the Secret in the EtcdRestore, or else the Secret in
+/// the EtcdBackup. `None` if neither spec names a Secret, or if the status shows that the backup is not encrypted.
+/// `stored` describes the backup in the status of the EtcdBackup.
 ///
 /// # Errors
 ///

@@ -130,7 +130,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
 ///
 /// - With the lock of this restore: the seed and the old members.
 /// - Without a lock after the cutover: the etcd of the restored cluster.
-/// - Without a lock before the cutover: the backup.
+/// - Without a lock before the cutover: the backup, if `spec.overwrite` is true.
 /// - For a dry run without the lock of this restore: the point in the recorded changes.
 async fn read_target(
     context: &ObserveContext<'_>,
@@ -210,7 +210,8 @@ async fn read_seed(
     }
 }
 
-/// Chooses the backup. If a pod must search recorded changes first, the snapshot contains the next step of this pod.
+/// Chooses the backup. If a pod must search recorded changes first, `observation.snapshot.source` contains the next
+/// step of this pod.
 async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

@@ -296,8 +296,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
 }
 
-/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover.
-/// Before the handover, a deletion of the EtcdRestore deletes the new cluster too.
+/// Sets the finalizer before the cutover to a new cluster, so that a deletion of the EtcdRestore waits until the
+/// restore has released the lock. Before the cutover, a deletion of the EtcdRestore deletes the new cluster too.
 fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(
@@ -406,8 +406,9 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
     known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
-/// The delay between reconciles until the seed's etcd serves. It grows with the backup, because etcd first creates its
-/// data directory, at one or two seconds per GiB. A replay of recorded changes can take hours.
+/// The delay between reconciles until the seed's etcd serves. It grows with the size of the backup, because the
+/// container of etcd first creates the data directory, at one or two seconds per GiB. A replay of recorded changes can
+/// take hours.
 fn seed_poll(pod: &PodFacts) -> Duration {
     if pod.replays {
         return POLL;

@@ -198,8 +198,9 @@ fn effect(cluster: &EtcdCluster) -> String {
     lines.join("\n")
 }
 
-/// Describes an existing EtcdCluster that joins the same etcd. Fails if the EtcdCluster joins no etcd or another etcd,
-/// because the annotation has an effect only if it is set at the creation of the EtcdCluster.
+/// Checks that the existing EtcdCluster `cluster` joins the etcd at `endpoints` (any etcd if `endpoints` is empty), and
+/// describes the move. A user cannot let an existing EtcdCluster join an etcd: the annotation has an effect only if it
+/// is set when the EtcdCluster is created.
 fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     let name = cluster.name_any();
     let joins = cluster.annotations().get(ANNOTATION_JOIN);
@@ -224,13 +225,15 @@ fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     }
 }
 
-/// Whether the operator has started a new etcd cluster for this EtcdCluster. The operator then ignores the annotation.
+/// Whether the operator has started a new etcd cluster for this EtcdCluster. If so, the operator ignores the join
+/// annotation.
 fn has_bootstrapped(cluster: &EtcdCluster) -> bool {
     let bootstrap = cluster.status.as_ref().and_then(|it| it.bootstrap.as_ref());
     bootstrap.is_some_and(|bootstrap| !bootstrap.members.is_empty())
 }
 
-/// The number of voters of this EtcdCluster, and the names of the old members that etcd still lists, from the status.
+/// From the status: the number of voters that belong to this EtcdCluster, and the names of all other members of etcd
+/// (the old members).
 fn members(cluster: &EtcdCluster) -> (usize, Vec<&str>) {
     let name = cluster.name_any();
     let all = cluster.status.iter().flat_map(|it| &it.member_details);
@@ -309,8 +312,8 @@ async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     say(&format!("the move to EtcdCluster {name} is complete"))
 }
 
-/// The error if etcd may still have old members, because without the annotation the operator could not remove them.
-/// `None` if etcd has only the members of this EtcdCluster.
+/// Returns an error if etcd may still have old members: without the annotation, the operator could not remove them.
+/// Returns `None` if etcd has only the members of this EtcdCluster.
 fn not_finished(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.name_any();
     if has_bootstrapped(cluster) {

@@ -100,7 +100,7 @@ async fn follow(access: &Access, pods: &[Pod], params: &LogParams) -> Result<()>
     Ok(())
 }
 
-/// Lists the operators' pods in this namespace. `None` means all namespaces.
+/// Lists the operators' pods in `namespace`. `None` means all namespaces.
 pub(super) async fn operator_pods(access: &Access, namespace: Option<&str>) -> Result<Vec<Pod>> {
     let api: Api<Pod> = match namespace {
         Some(namespace) => Api::namespaced(access.client.clone(), namespace),

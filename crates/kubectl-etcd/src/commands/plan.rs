@@ -112,7 +112,8 @@ fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     found
 }
 
-/// The reasons why the operator makes no further changes, each with its remedy.
+/// The reasons why the operator makes no further changes, and the problems and advice in the conditions. Each has its
+/// remedy.
 fn obstacles(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(error) = blocked(cluster) {

@@ -1,5 +1,5 @@
-//! `recover`: approves the recovery of a cluster without a quorum. The command sets the annotation that
-//! docs/recovery.md describes.
+//! `recover`: approves the recovery of a cluster without a quorum. The approval is the annotation
+//! `etcd.database.coreos.com/recover` (docs/recovery.md).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::text::duration;
 use crate::view::{ClusterView, Source};
 
-/// Maximum time to wait until the operator has noticed the removal of an old approval.
+/// Maximum time to wait until the operator has noticed that the annotation of an earlier approval was removed.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_mins(2);
 
 pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()> {

@@ -88,7 +88,7 @@ where
     })
 }
 
-/// Refuses the replacement if the cluster could lose its quorum.
+/// Refuses the replacement if the operator would not apply it now, or if the cluster could lose its quorum.
 fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bool) -> Result<()> {
     if let Some(error) = blocked(cluster) {
         return Err(error);

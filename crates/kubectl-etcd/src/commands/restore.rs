@@ -42,8 +42,8 @@ pub(super) struct Chosen {
     pub(super) time: Option<Timestamp>,
 }
 
-/// Chooses the stored backup like the restore operator: the newest backup, or the newest backup that was complete at
-/// the time `before`.
+/// Chooses the stored backup like the restore operator: the newest backup. If `before` is set, the newest backup that
+/// was complete at this time.
 pub(super) fn choose(backup: &EtcdBackup, before: Option<Timestamp>) -> Result<Chosen> {
     let name = backup.name_any();
     let status = backup.status.clone().unwrap_or_default();
@@ -101,7 +101,7 @@ fn check(args: &RestoreArgs, view: Option<&ClusterView>) -> Result<()> {
     Ok(())
 }
 
-/// Describes the changes and the lost data of the restore, for the confirmation.
+/// Describes what the restore changes and which data it loses, for the confirmation.
 fn effect(
     args: &RestoreArgs,
     view: Option<&ClusterView>,

@@ -93,8 +93,8 @@ fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<P
     })
 }
 
-/// The error if etcd does not allow the change from the running version to the target. The remedy names the version to
-/// set first.
+/// The error if etcd does not allow the change from the running version to the target. If intermediate versions lead to
+/// the target, the remedy lists them.
 fn refusal(running: &EtcdVersion, target: &EtcdVersion, name: &str, refused: String) -> Error {
     match stops(running, target) {
         Ok(path) => {

@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The option of etcdctl that limits a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
 
-/// The state of a cluster whose members have all responded.
+/// The state of a cluster whose members are all healthy.
 struct Seen {
     cluster: EtcdCluster,
     pods: Vec<Pod>,
@@ -43,7 +43,7 @@ async fn see(access: &Access, name: &str) -> Result<Seen> {
     })
 }
 
-/// Refuses the command if a member did not respond.
+/// Refuses the command if a member did not respond or is unhealthy.
 fn all_answer(view: &ClusterView) -> Result<()> {
     let name = &view.name;
     if view.source == Source::Status {
@@ -190,7 +190,7 @@ pub(super) async fn compact(access: &Access, args: &CompactArgs) -> Result<()> {
     ))
 }
 
-/// The newest revision of the cluster, and the revision to compact to, so that `keep` revisions remain.
+/// The newest revision of the cluster, and the revision to compact to. The last `keep` revisions remain.
 fn compaction(view: &ClusterView, keep: u64) -> Result<(u64, u64)> {
     let newest = view
         .members
@@ -235,8 +235,8 @@ pub(super) async fn move_leader(access: &Access, args: &MoveLeaderArgs) -> Resul
     ))
 }
 
-/// The voter that becomes the leader: the member `to`. If `to` is `None`, the follower with the newest log that is a
-/// voter, or `None` if there is no such follower.
+/// The voter that becomes the leader: the member `to`. If `to` is `None`, the voter with the newest Raft log, apart
+/// from the current leader. `None` if the leader is the only voter.
 fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a MemberView>> {
     let is_voter = |member: &&MemberView| member.role.as_deref() == Some("Voter");
     if let Some(name) = to {
@@ -264,7 +264,7 @@ fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a M
         .max_by_key(|member| member.raft_index))
 }
 
-/// Requests that the leader transfers the leadership to the member `next`, and waits until `next` is the leader.
+/// Requests that the leader transfers the leadership to the member `next`. etcdctl ends when `next` is the leader.
 async fn transfer(access: &Access, seen: &Seen, next: &MemberView) -> Result<()> {
     let leader = seen.view.leader.clone().unwrap_or_default();
     let id = next.id.clone().unwrap_or_default();

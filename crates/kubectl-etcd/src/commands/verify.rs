@@ -24,7 +24,7 @@ pub(super) async fn run(access: &Access, args: &VerifyArgs) -> Result<()> {
     choose(&backup, None).map(|_| ())
 }
 
-/// Lists the EtcdBackup's stored backups, and the checks that the backup operator has made.
+/// Shows the conditions of the EtcdBackup, the checks of its newest backup, and its stored backups.
 fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
     let status = backup.status.clone().unwrap_or_default();
     let conditions = backup.conditions();
@@ -146,9 +146,10 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member, no protection and no retained volumes,
-/// because the rehearsal deletes it. It also has no backups, Services, gRPC proxies, certificates or NetworkPolicies,
-/// because they affect other systems.
+/// Builds the EtcdRestore of a rehearsal. The temporary cluster has one member. It does not inherit the deletion
+/// protection and the retained volumes of `original`, because the rehearsal deletes the temporary cluster. It does not
+/// inherit the settings for backups, TLS, Services, gRPC proxies and NetworkPolicies, because these affect other
+/// systems.
 fn rehearsal(
     copy: &str,
     backup: &str,

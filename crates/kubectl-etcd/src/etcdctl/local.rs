@@ -1,4 +1,4 @@
-//! Runs the local etcdctl through a port-forward. Environment variables contain the user and the password. The
+//! Runs the local etcdctl through a port-forward. etcdctl gets the user and the password in environment variables. The
 //! certificates are in a temporary directory that only the current user can read, and that is deleted at the end.
 
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ async fn prepare(
     })
 }
 
-/// The port number in a client URL.
+/// The port number in a client URL, or 2379 if the URL has no port number.
 fn port(url: &str) -> u16 {
     let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
     port.unwrap_or(names::CLIENT_PORT)

@@ -122,7 +122,7 @@ fn behind(newest: Option<u64>, backup: Option<i64>) -> Option<i64> {
     Some((newest - backup?).max(0))
 }
 
-/// The members in the status, and the members whose pods the status does not contain, sorted by name.
+/// The members in the status, and one member for each pod of a member that the status does not contain, sorted by name.
 fn all_members(inputs: Inputs<'_>, live: &[LiveMember]) -> Vec<MemberView> {
     let mut members: Vec<MemberView> = Vec::new();
     let status = inputs.cluster.status.as_ref();
@@ -200,7 +200,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     member.errors.clone_from(&answer.errors);
 }
 
-/// `Running`, `NotReady`, or why the etcd container does not run.
+/// `Running`, `NotReady`, `Terminating`, or why the etcd container does not run.
 fn pod_state(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
@@ -249,9 +249,9 @@ fn schedules(cluster: &EtcdCluster, backups: &[EtcdBackup]) -> Vec<ScheduleView>
     .collect()
 }
 
-/// The conditions that report a problem or advice, problems first.
+/// The conditions that report a problem or advice, in the order of `WATCHED`.
 pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
-    /// For each condition type: the status that reports a problem, and whether the condition is only advice.
+    /// For each condition type: the status that reports a problem or advice, and whether the condition is only advice.
     const WATCHED: [(&str, &str, bool); 9] = [
         ("Stalled", "True", false),
         ("Degraded", "True", false),

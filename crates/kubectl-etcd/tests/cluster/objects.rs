@@ -1,4 +1,4 @@
-//! Tests of the commands for backups, restores, Events, logs and the report.
+//! Tests of the commands for backups, restores, Events and logs, and of `report`.
 
 use std::io::Read;
 

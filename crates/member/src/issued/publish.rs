@@ -191,7 +191,7 @@ impl<'a> Scope<'a> {
         self.started.iter().copied().all(trusts)
     }
 
-    /// True if the published Secret gets the certificate in the Secret of cert-manager.
+    /// True if the published Secret `target` now gets the certificate in `source`, the Secret of cert-manager.
     fn takes(&self, source: &Held, target: Option<&Held>) -> bool {
         let Some(issued) = source.leaf.as_ref().filter(|_| source.is_usable()) else {
             return false;

@@ -31,8 +31,8 @@ const CIPHER_SUITES: [&str; 6] = [
 const MIN_VERSION: &str = "ETCD_TLS_MIN_VERSION";
 /// The variable of the flag `--peer-skip-client-san-verification`, which exists since etcd 3.6.
 pub(crate) const SKIP_REVERSE_DNS: &str = "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION";
-/// The variable of the same setting in etcd 3.4 to 3.6. etcd 3.6 does not start with this variable and
-/// [`SKIP_REVERSE_DNS`].
+/// The variable in etcd 3.4 to 3.6 for the same setting as [`SKIP_REVERSE_DNS`]. etcd 3.6 does not start with both
+/// variables.
 pub(crate) const SKIP_REVERSE_DNS_EXPERIMENTAL: &str =
     "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION";
 

@@ -28,7 +28,7 @@ const SECRET_MODE: i32 = 0o440;
 
 impl Source {
     /// Fetches the backup in a storage block. Only the container `fetch` mounts the Secrets (invariant 14). Rejects a
-    /// backup from a newer minor release than `version`, and a snapshot with another SHA-256.
+    /// backup from a newer minor release than `version`, and a snapshot with another SHA-256 than `sha256`.
     pub fn store(block: &StorageBlock, version: &EtcdVersion, sha256: Option<&str>) -> Self {
         let mut source = Self {
             // The arguments contain names of Secrets, but not their content (invariant 14).

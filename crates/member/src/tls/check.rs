@@ -22,7 +22,7 @@ struct SecretCheck<'a> {
     keys: Keys,
 }
 
-/// The role of the certificate's owner in a TLS handshake.
+/// The side of a TLS handshake that presents the certificate.
 #[derive(Clone, Copy)]
 enum Use {
     Server,

@@ -139,7 +139,7 @@ impl Fault {
     }
 
     /// The fault for a cluster with this policy. With `spec.TLS.certManager`, users write no Secret, so the message
-    /// names this field, and a missing Secret is a certificate that is not issued.
+    /// names this field, and the fault of a missing Secret is `CertificateNotIssued`.
     #[must_use]
     pub fn in_policy(self, policy: Option<&TlsPolicy>, secret: &str) -> Self {
         const FIELD: &str = "spec.TLS.certManager";

@@ -37,7 +37,8 @@ impl Authorities {
         })
     }
 
-    /// Parses the annotation of a pod. An invalid part becomes empty, which means that the authorities are unknown.
+    /// Parses the annotation of a pod. A missing or invalid part becomes an empty set, for which `faults` reports
+    /// nothing.
     pub fn read(text: &str) -> Self {
         let of = |key: &str| {
             let mut parts = text.split(';').filter_map(|part| part.split_once('='));

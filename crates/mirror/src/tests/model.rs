@@ -1,5 +1,6 @@
-//! A model of two processes that run the same mirror, as when a former leader has not stopped yet. Each process can
-//! crash between two steps. A transaction or its answer can get lost, and a transaction can be applied later.
+//! A model of two operator processes that run the same mirror, as after a leader election if the former leader has not
+//! stopped yet. Each process can crash between two steps. A transaction or its answer can get lost, and a transaction
+//! can be applied later.
 
 use std::collections::VecDeque;
 

@@ -22,7 +22,7 @@ const PREFIX: &str = "a/main.continuous/uid/";
 const LEASE: i64 = 0x1234;
 const TTL: i64 = 300;
 
-/// A recorded etcd.
+/// An etcd whose changes an agent has recorded.
 struct Recorded {
     world: World,
     etcd: EtcdProcess,
@@ -135,7 +135,7 @@ impl Recorded {
         }
     }
 
-    /// An etcd that an agent records with this key.
+    /// An etcd whose changes an agent records and encrypts with this key.
     async fn encrypted(minor: &'static str, key: Key) -> Self {
         let world = World::new(minor).await;
         let etcd = EtcdProcess::start(&world.programs, &Start::default()).await;
@@ -330,8 +330,8 @@ async fn seed_restores_exact_revisions_of_etcd_3_7() {
     Box::pin(seed_restores_exact_revisions("3.7")).await;
 }
 
-/// The etcd container replays the changes, and then becomes the member. For this, it needs neither the store nor the
-/// Secret of the store.
+/// The etcd container repeats the interrupted replay with the files on the volume, and then becomes the member. It
+/// needs neither the store nor the Secret of the store.
 #[tokio::test]
 async fn interrupted_replay_is_repeated_from_snapshot() {
     let recorded = Box::pin(Recorded::new("3.6")).await;

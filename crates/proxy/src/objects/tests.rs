@@ -1,4 +1,4 @@
-//! The objects have the settings of the spec.
+//! Tests that the objects of the proxies have the settings of the spec.
 
 use serde_json::{Value, json};
 

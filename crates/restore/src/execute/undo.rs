@@ -62,8 +62,8 @@ impl Undo {
     }
 }
 
-/// Deletes the pod `created` if the cluster no longer needs a seed. After the handover, this pod would start a member
-/// that exists already, with the old data of the backup.
+/// Deletes the pod `created` if the cluster no longer needs a seed. After the handover (the removal of the restore
+/// lock), this pod would start a member that exists already, with the old data of the backup.
 pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -26,7 +26,8 @@ use crate::source::{self, OpenedSource};
 /// Time limit for the search. The search lists all segments of a base, and reads about 20 segments.
 const TIME_LIMIT: Duration = Duration::from_mins(2);
 
-/// Maximum number of problems of a chain in a message. Invariant 15: a forged directory can have 100,000 problems.
+/// A message names at most this number of problems in the chain of recorded changes. Invariant 15: a forged directory
+/// can have 100,000 problems.
 const NAMED_FAULTS: usize = 3;
 
 /// The directory of the changes that an EtcdBackup has recorded, and a time in microseconds since the epoch. All
@@ -293,7 +294,8 @@ fn in_encryption(
     Some(Trouble::new(reason, message))
 }
 
-/// Converts the error to a problem that names the field, the nearest points and the remedy.
+/// Converts the error to a problem that names the field and the remedy. If the point is not recorded, the problem also
+/// names the nearest points.
 fn trouble(error: &PointError, field: &str, location: &str) -> Trouble {
     let (reason, problem) = match error {
         PointError::Read(ReadError::Store { error, .. }) => return source::trouble(error),

@@ -14,7 +14,7 @@ pub(super) struct Reached {
     fault: Option<String>,
 }
 
-/// The client for a cluster. If the spec names no Secrets, the shared client is used.
+/// The client for a cluster. If the spec names no Secrets, the shared client (`context.etcd`) is used.
 pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) -> Reached {
     match runtime::reach::of_cluster(context.client, cluster).await {
         Ok(access) if access == Access::default() => Reached::default(),

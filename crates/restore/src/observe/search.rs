@@ -20,14 +20,15 @@ use crate::snapshot::{Missing, SearchStep, takes_name};
 /// A failed search is repeated after this time.
 const RETRY: SignedDuration = SignedDuration::from_mins(5);
 
-/// A found point that was not recorded within this time is searched again, because the agent may have recorded later
-/// changes and deleted the base.
+/// A found point that was not recorded within this time is searched again, because the agent of the continuous backup
+/// may have recorded later changes and deleted the base.
 const RESULT_LIFETIME: SignedDuration = SignedDuration::from_mins(2);
 
 /// The result of a search, and the time at which its pod ended. The time is `None` if the pod has not ended.
 type Judgment = (Result<FoundBase, Trouble>, Option<Timestamp>);
 
-/// The point that the pod has found. Without a pod, the error contains the pod to create.
+/// The point that the pod has found. If there is no pod, the error contains the pod to create. If the result of the pod
+/// is old, the error contains the pod to delete.
 pub(super) async fn find(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

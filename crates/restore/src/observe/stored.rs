@@ -16,7 +16,7 @@ pub(super) fn selected(backup: &EtcdBackup, before: Option<&Time>) -> Option<Sto
     }
 }
 
-/// The newest complete backup, as fields of the status describe it.
+/// The newest complete backup: its location, SHA-256 and encryption key in the status.
 pub(super) fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
     let status = backup.status.as_ref()?;
     Some(StoredBackup {

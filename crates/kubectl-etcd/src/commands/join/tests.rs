@@ -1,4 +1,4 @@
-//! Tests of the manifest, the progress and the end of a move.
+//! Tests of `join`: the manifest of the new EtcdCluster, the progress of the move, and the end of the move.
 
 use clap::Parser;
 

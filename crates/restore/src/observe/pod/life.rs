@@ -9,8 +9,8 @@ use crate::snapshot::Life;
 /// Minimum delay between the creations of two pods of a seed. A node may reject each new pod at once, so the delay
 /// limits the number of pods.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Maximum delay between the creations of two pods of a seed. A node without free resources may evict other pods for
-/// each new pod.
+/// Maximum delay between the creations of two pods of a seed. The delay grows to this maximum, because a node without
+/// free resources may evict other pods for each new pod.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// The delay is the age of the seed at the creation of the pod, divided by this number.
 const PAUSE_DIVISOR: i32 = 4;
@@ -36,8 +36,8 @@ fn pause(began: Option<Timestamp>, created: Timestamp) -> SignedDuration {
     (elapsed / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
-/// The problem of a pod that has ended, because it was evicted or its node was shut down. Kubernetes does not restart
-/// it.
+/// The problem of a pod that has ended, for example because it was evicted or its node was shut down. Kubernetes does
+/// not restart it.
 pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {

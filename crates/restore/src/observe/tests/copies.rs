@@ -1,4 +1,5 @@
-//! Tests which store a restore with `spec.backup` uses. Both stores are buckets of a real S3 server.
+//! Tests from which store a restore with `spec.backup` reads the backup: from the first store, or from the store of a
+//! copy. Both stores are buckets of a real S3 server.
 
 use std::collections::BTreeMap;
 
