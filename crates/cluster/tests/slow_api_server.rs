@@ -39,7 +39,7 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Time limit for an operation, which usually takes one minute.
+/// Time limit of a [`Story`], which usually takes one minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Delays every answer, and counts the requests.
@@ -109,7 +109,7 @@ where
 /// A test cluster and the operator that manages it.
 struct Story {
     name: &'static str,
-    /// A client that is not delayed.
+    /// The client of the test, without the delay.
     client: Client,
     slow: Slow,
     operator: ClusterOperator,

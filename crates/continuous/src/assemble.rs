@@ -29,7 +29,7 @@ pub struct Assembler {
     cluster_id: ClusterId,
     /// The last complete revision.
     last: i64,
-    /// The changes of the revision `last + 1` that have arrived, and their size.
+    /// The changes of the revision `last + 1` that have arrived. `size` is their size in bytes.
     open: Vec<Change>,
     size: usize,
 }

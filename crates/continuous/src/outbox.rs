@@ -58,7 +58,7 @@ pub(crate) struct Outbox<'a> {
     monitor: Monitor,
     /// The segments in their order.
     waiting: VecDeque<Waiting>,
-    /// Number of bytes in memory and in the directory.
+    /// Number of bytes in memory. `spooled` is the number of bytes in the directory.
     memory: u64,
     spooled: u64,
     /// True if a write to the directory has failed. The directory is used again when the outbox is empty.

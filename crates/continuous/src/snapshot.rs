@@ -38,8 +38,8 @@ pub enum TakeError {
     ClusterChanged,
 }
 
-/// Takes a snapshot from one member, and stores it with its base, without encryption. `prefix` is empty or ends with a
-/// slash.
+/// Takes a snapshot from one member, and stores it with its base. `store` must not encrypt its objects. `prefix` is
+/// empty or ends with a slash.
 ///
 /// # Errors
 /// Fails if etcd or the store fails. If the base could not be written, the store may have a snapshot without a base.

@@ -36,7 +36,7 @@ pub enum ReadError {
     Encryption {
         /// The key of the object.
         key: String,
-        /// The problem. It names the ID of a missing encryption key.
+        /// The problem. If a key is missing, the text contains the ID of this key.
         #[source]
         error: store::encryption::Error,
     },

@@ -1,5 +1,5 @@
-//! Tests in which the client gets no answer to a change that etcd has received. The client must not repeat the change,
-//! and may send it to another member only after a rejection that proves that etcd did not apply it.
+//! Tests in which the client gets no answer to a change that etcd has received. The client must not repeat the change.
+//! It may send a change to another member only if the first member certainly did not apply it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};

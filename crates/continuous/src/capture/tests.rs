@@ -25,9 +25,9 @@ const MEMBER: &str = "member";
 const SEEDS: u64 = 300;
 /// Number of processes that record the same chain one after the other.
 const PROCESSES: usize = 5;
-/// Number of calls of [`Capture::run`] in a process.
+/// A process calls [`Capture::run`] fewer times than this.
 const RUNS: usize = 8;
-/// Number of calls of [`Capture::run`] that record all changes if nothing fails.
+/// If nothing fails, at most this number of calls of [`Capture::run`] must record all changes.
 const ATTEMPTS: usize = 20;
 
 struct Model {

@@ -32,7 +32,7 @@ impl Recorded {
         }
     }
 
-    /// Stores a base of revision N. Its time is N seconds plus `delay`.
+    /// Stores a base with this revision. Its time is `revision + delay` in seconds.
     async fn base(&self, cluster: u64, revision: i64, delay: i64) -> StoredBase {
         let created = (revision + delay) * SECOND;
         let key = format!("{SNAPSHOTS}{}", snapshot_name(created));

@@ -93,7 +93,7 @@ impl Entry {
     }
 
     /// Returns a drift if etcd rejected this transaction although it had applied the preceding one. This happens only
-    /// if another client has written to etcd. A second attempt cannot succeed.
+    /// if another client has written to etcd, or if a lease has expired. A second attempt cannot succeed.
     fn drift(&self) -> Option<Drift> {
         let expected = self.revision();
         match self.state {

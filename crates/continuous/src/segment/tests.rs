@@ -18,7 +18,7 @@ fn identity() -> Identity {
     }
 }
 
-/// A segment with these records, which may break the rules of the format.
+/// A segment with these records. The records may break the rules of the format.
 fn sealed(records: &[Record]) -> Sealed {
     let messages: Vec<_> = records
         .iter()
@@ -66,7 +66,7 @@ fn scanned(object: &[u8], length: usize) -> Result<Times, SegmentError> {
     scanner.finish()
 }
 
-/// The result of a scan that agrees with the decoded segment.
+/// The result that a scan of this segment must have.
 fn times_of(segment: &Segment) -> Times {
     let transactions = segment.records.iter().filter_map(|record| match record {
         Record::Transaction(it) => Some(Moment {

@@ -2,7 +2,7 @@
 //! used, because the passwords in the restored data are those at the time of the backup.
 //!
 //! The hash comes from `GET /members/hashkv` on the peer listener. Members compare their data with this request. etcd
-//! reads every key for the answer. etcd 3.4 and earlier do not support this request.
+//! reads every key for the answer. etcd before 3.4.4 does not support this request.
 
 use std::time::Duration;
 

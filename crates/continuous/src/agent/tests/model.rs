@@ -53,7 +53,7 @@ struct World<'a> {
     rng: StdRng,
     mistake: Option<Mistake>,
     has_faults: bool,
-    /// etcd's revision, and its compaction revision.
+    /// etcd's revision. `compacted` is its compaction revision.
     revision: i64,
     compacted: i64,
     bases: i64,
@@ -62,7 +62,7 @@ struct World<'a> {
     reported: BTreeSet<i64>,
     /// The revisions that may be missing: those between a gap or a crash and the next base.
     excused: BTreeSet<i64>,
-    /// If the next process takes another base, revisions between this revision and the new base may be missing.
+    /// If the next process takes a new base, revisions between this revision and the new base may be missing.
     excused_after: Option<i64>,
     /// The bases whose chains have ended with a gap.
     ended: Vec<BaseName>,
@@ -335,7 +335,7 @@ impl World<'_> {
         })
     }
 
-    /// Checks that each missing revision has a reason and is in a reported gap, and that no other gap is reported.
+    /// Checks that each missing revision is in `excused` and in a reported gap, and that no other gap is reported.
     async fn check(&self) -> Result<(), String> {
         let recorded = self.recorded().await?;
         let first = recorded.first().copied().unwrap_or_default();

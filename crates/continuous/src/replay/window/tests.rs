@@ -133,7 +133,7 @@ impl Simulation {
         self.rng.random_range(0..length.min(self.disorder))
     }
 
-    /// Sends all transactions and waits for all answers. `step` runs before each step.
+    /// Sends all transactions and waits for all answers. `step` is called before each event of the simulation.
     fn run(
         &mut self,
         history: &[Arc<Transaction>],
