@@ -30,7 +30,7 @@ use tower::{Layer, Service};
 const NAMESPACE: &str = "default";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The requests of the operator, as `METHOD path?query`, without watches and Events.
+/// The requests of the operator, as `METHOD path?query`, except those of the watch caches and those for Events.
 #[derive(Clone, Default)]
 struct Requests(Arc<Mutex<Vec<String>>>);
 

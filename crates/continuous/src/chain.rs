@@ -36,7 +36,7 @@ pub enum ChainFault {
     Duplicate(SegmentName),
 }
 
-/// The segments of a base.
+/// The chain of a base, with the problems of the base's segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The segments of the chain in their order.

@@ -16,7 +16,7 @@ pub enum TakeError {
     /// etcd does not send a snapshot.
     #[error("the snapshot cannot be taken")]
     Etcd(#[from] etcd::Error),
-    /// The snapshot is not complete.
+    /// The snapshot is damaged or not complete.
     #[error("the snapshot is not valid")]
     Invalid(#[from] InspectError),
     /// The snapshot cannot be stored.

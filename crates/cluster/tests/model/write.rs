@@ -11,7 +11,6 @@ use crate::etcd_model::Member;
 use crate::switch::listener;
 use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 
-/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),

@@ -21,7 +21,7 @@ const MAX_CONTENT: usize = 4 << 20;
 /// Maximum number of changes in flight. A transaction with more changes is sent alone.
 const MAX_CHANGES: usize = 4_096;
 
-/// The window shrinks if the rejected attempts exceed this fraction of the applied ones: one divided by this number.
+/// The window shrinks if etcd rejects more than one attempt for this number of applied attempts.
 const REJECTION_DIVISOR: usize = 5;
 
 /// After this number of applied transactions, the window gets its maximum size again. If etcd always processes the last
@@ -103,14 +103,15 @@ impl Entry {
     }
 }
 
-/// The number of transactions that may be in flight. Follows the share of rejected transactions.
+/// The maximum number of transactions in flight. It shrinks while etcd rejects many transactions, and grows while etcd
+/// rejects few.
 struct Limit {
     current: usize,
-    /// Number of applied transactions since the last change of the size.
+    /// Number of applied transactions since `current` was calculated.
     applied: usize,
-    /// Number of rejected transactions since the last change of the size.
+    /// Number of rejected transactions since `current` was calculated.
     rejected: usize,
-    /// Number of applied transactions since the size was the maximum.
+    /// Number of applied transactions since `current` was [`MAX_IN_FLIGHT`].
     since_probe: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::port::{Error, KeyHash};
 /// Properties of the data that a restored etcd serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// The current revision of the store. It is read after the number of keys.
+    /// etcd's current revision. It is read after the number of keys.
     pub revision: i64,
     /// The hash of all keys at the requested revision. `None` if this etcd release does not support the request.
     pub hash: Option<KeyHash>,

@@ -55,7 +55,7 @@ pub struct Value {
     pub content: Bytes,
     /// The lease of the key. 0 if the key has no lease.
     pub lease: i64,
-    /// Number of puts since the creation of the key, with the put that created the key.
+    /// Number of puts since the creation of the key, including the put that created the key.
     pub version: i64,
     /// The revision in which the key was created.
     pub create_revision: i64,

@@ -1,4 +1,5 @@
-//! A model of how the agent stores changes, with random crashes, lost and late uploads, compactions and new bases.
+//! A model of how the agent stores changes, with random crashes, failed and late uploads, lost answers, compactions and
+//! new bases.
 //!
 //! The model runs the real recorder, outbox, search of the stored chain, reader and retention, and simulates etcd and
 //! the store. It repeats the steps of `Agent::record` one by one, and does not run the capture. The model in
