@@ -185,7 +185,7 @@ struct Reading {
 
 /// The content of a stored object, in constant memory.
 ///
-/// Invariant 15: a tenant can forge an object that is compressed with a window of 128 MiB. The recorder compresses no
+/// A tenant can forge an object that is compressed with a window of 128 MiB (invariant 15). The recorder compresses no
 /// objects as a whole, so this function decompresses nothing.
 fn decrypted(
     chunks: BoxStream<'static, Result<Bytes, Error>>,

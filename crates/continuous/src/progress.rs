@@ -181,7 +181,8 @@ impl Monitor {
         state.settle();
     }
 
-    /// Reports the revision that a member of this cluster had at this time.
+    /// Reports the revision that a member of this cluster had at this time. Has no effect if the current chain belongs
+    /// to another cluster.
     pub(crate) fn probed(&self, cluster_id: ClusterId, revision: i64, time: i64) {
         let mut state = self.state();
         if state.cluster_id != Some(cluster_id) {

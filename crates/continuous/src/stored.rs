@@ -331,7 +331,7 @@ pub(crate) async fn read_segment(
 /// Reads the times of one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify
 /// that it continues the preceding segment.
 ///
-/// Invariant 15: the memory is limited, even for a forged segment ([`Scanner`]).
+/// A forged segment cannot make this function use unlimited memory (invariant 15; see [`Scanner`]).
 pub(crate) async fn read_times(
     store: &dyn Store,
     prefix: &str,

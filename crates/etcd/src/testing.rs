@@ -64,7 +64,8 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// Finds a program in the newest directory of the testbed's cache whose name starts with `prefix`.
+/// Finds a program in the directories of the testbed's cache whose names start with `prefix`. If several directories
+/// have the program, returns the newest.
 pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?

@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, which looks like a cluster of two members. A new client calls `first` before
-/// `second`, because `via` lists `first` before `second`.
+/// One member behind two proxies. To the client, each proxy is a member of a cluster of two members. A new client calls
+/// `first` before `second`, because `via` lists `first` before `second`.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,

@@ -27,7 +27,7 @@ pub(crate) struct RecoveryRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     Certificate(CertificateWrite),
-    /// Annotates a pod with its new certificates, so that its kubelet updates the pod's files.
+    /// Writes the annotations of a pod about its certificates. `None` leaves an annotation unchanged.
     NotifyPod {
         member: String,
         uid: String,

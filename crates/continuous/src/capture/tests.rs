@@ -25,7 +25,7 @@ const MEMBER: &str = "member";
 const SEEDS: u64 = 300;
 /// Number of processes that record the same chain one after the other.
 const PROCESSES: usize = 5;
-/// A process calls [`Capture::run`] fewer times than this.
+/// A process calls [`Capture::run`] fewer than this number of times.
 const RUNS: usize = 8;
 /// If nothing fails, at most this number of calls of [`Capture::run`] must record all changes.
 const ATTEMPTS: usize = 20;

@@ -154,7 +154,7 @@ async fn read_without_keys_names_id_of_missing_key() {
     assert!(problem.contains(&id), "{problem}");
 }
 
-/// Invariant 34: a writer to the store can replace a segment.
+/// Any writer to the store can replace an encrypted segment (invariant 34).
 #[tokio::test]
 async fn invariant_34_segment_without_encryption_is_refused_if_keys_are_given() {
     let recorded = Recorded::new();
@@ -200,7 +200,7 @@ async fn encrypted_upload_returns_same_content() {
     }
 }
 
-/// Invariant 15: the decompression of a forged object could need much memory.
+/// The decompression of a forged object could need much memory (invariant 15).
 #[tokio::test]
 async fn invariant_15_compressed_object_is_not_decompressed() {
     let recorded = Recorded::new();
@@ -231,7 +231,7 @@ async fn store_for_reading_writes_no_content() {
     assert!(recorded.local.list("").await.unwrap().is_empty());
 }
 
-/// The encryption was turned on between the two bases.
+/// The recorder took the first base without encryption, and the second base after its encryption was turned on.
 #[tokio::test]
 async fn point_with_keys_is_found_only_in_encrypted_chain() {
     let recorded = Recorded::new();
@@ -264,7 +264,7 @@ async fn point_with_keys_is_found_only_in_encrypted_chain() {
     assert!(matches!(error, Err(PointError::BeforeOldest(_))));
 }
 
-/// Invariant 34: a writer to the store can add a later base without encryption.
+/// Any writer to the store can add a later base without encryption (invariant 34).
 #[tokio::test]
 async fn invariant_34_later_base_without_encryption_is_refused_if_keys_are_given() {
     let recorded = Recorded::new();

@@ -1,7 +1,7 @@
 //! Watches keys of a cluster over a separate connection, for the recorder of changes and for mirrors.
 //!
 //! etcd sends the events of a revision in order. It splits a large batch into fragments, so the events of one revision
-//! can arrive in several batches. If etcd has read a batch before it confirms the watch, it does not split this batch.
+//! can arrive in several batches. etcd does not split a batch that it has read before it confirms the watch.
 //!
 //! The client therefore limits the size of a batch. After [`WatchError::TooLarge`], the caller starts the watch again.
 

@@ -208,7 +208,7 @@ impl World<'_> {
         }
     }
 
-    /// Begins the next chain if the old chain is complete.
+    /// Begins the next chain if the old chain is complete. With a [`Mistake`], this can happen too early.
     async fn advance(&mut self) {
         let Some(process) = &mut self.process else {
             return;
