@@ -117,7 +117,7 @@ impl<'a> Agent<'a> {
     }
 
     /// Writes the description `encryption` into each new base. The store of the agent must be an
-    /// [`EncryptedStore`](crate::EncryptedStore) with the same key.
+    /// [`EncryptedStore`](crate::EncryptedStore) with the key that `encryption` describes.
     #[must_use]
     pub fn encrypted(self, encryption: BaseEncryption) -> Self {
         Self {

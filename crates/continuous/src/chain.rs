@@ -136,7 +136,7 @@ impl Chain {
     }
 }
 
-/// Sorts the names, and removes names with the same digest.
+/// Sorts the names. Of several names with the same digest, keeps only one.
 fn without_duplicates(names: &[SegmentName], faults: &mut Vec<ChainFault>) -> Vec<SegmentName> {
     let mut sorted = names.to_vec();
     sorted.sort();

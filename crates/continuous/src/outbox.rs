@@ -32,7 +32,7 @@ const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 /// left in this directory, because etcd sends their changes again.
 #[derive(Clone, Debug)]
 pub struct Spool {
-    /// The directory, which only one recorder uses.
+    /// The directory. No other recorder may use it.
     pub directory: PathBuf,
     /// Maximum size of all segments in the directory, in bytes. The last segment may exceed it.
     pub limit: u64,

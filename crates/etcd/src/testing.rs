@@ -24,7 +24,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the etcd server of a minor version such as `3.6`, which the testbed has built. For `3.4`, the system's
+    /// Finds the etcd server that the testbed has built for a minor version such as `3.6`. For `3.4`, the system's
     /// package is accepted too. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);

@@ -70,7 +70,7 @@ fn cheap_hashes() -> Start {
     }
 }
 
-/// Repeats a call until it succeeds.
+/// Repeats a call until it succeeds, for at most [`MAX_WAIT`].
 async fn answered<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,

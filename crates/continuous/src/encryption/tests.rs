@@ -231,7 +231,7 @@ async fn store_for_reading_writes_no_content() {
     assert!(recorded.local.list("").await.unwrap().is_empty());
 }
 
-/// The recorder took the first base without encryption, and the second base after its encryption was turned on.
+/// The recorder took the first base without encryption, and the second base after encryption was turned on.
 #[tokio::test]
 async fn point_with_keys_is_found_only_in_encrypted_chain() {
     let recorded = Recorded::new();

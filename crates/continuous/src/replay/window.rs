@@ -1,9 +1,8 @@
 //! Decides which transactions of a replay are in flight. Performs no I/O.
 //!
-//! etcd can process concurrent requests in another order than the order in which they were sent. Each transaction
-//! therefore has a guard: a comparison that is true only after etcd has applied the preceding transaction. etcd rejects
-//! a transaction that overtakes its predecessor, and uses no revision for it. The replay sends the rejected transaction
-//! again after etcd has applied its predecessor.
+//! etcd can process concurrent requests in any order. Each transaction therefore has a guard: a comparison that is true
+//! only after etcd has applied the preceding transaction. etcd rejects a transaction that overtakes its predecessor,
+//! and uses no revision for it. The replay sends the rejected transaction again after etcd has applied its predecessor.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

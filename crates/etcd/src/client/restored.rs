@@ -1,7 +1,7 @@
 //! Reads the revision, the number of keys and their hash from a restored etcd, over plain HTTP. No credentials are
 //! used, because the passwords in the restored data are those at the time of the backup.
 //!
-//! The hash comes from `GET /members/hashkv` on the peer listener. Members compare their data with this request. etcd
+//! The hash comes from `GET /members/hashkv` on the peer listener. With this request, members compare their data. etcd
 //! reads every key for the answer. etcd before 3.4.4 does not support this request.
 
 use std::time::Duration;

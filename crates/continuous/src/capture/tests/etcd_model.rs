@@ -28,7 +28,8 @@ struct State {
     cluster: u64,
     revision: i64,
     compacted: i64,
-    /// The highest compaction revision so far. `all_skipped` contains all skipped revisions so far. Both explain gaps.
+    /// The highest compaction revision so far. `all_skipped` contains all skipped revisions so far.
+    /// [`EtcdModel::explains`] uses both.
     max_compacted: i64,
     all_skipped: BTreeSet<i64>,
     /// The changes of each revision since the base. After `is_replaced` is set, the model makes no further changes.
