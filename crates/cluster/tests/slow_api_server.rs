@@ -1,5 +1,6 @@
-//! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
-//! may end after any write. If a step ends during the start of a member, the operator must not replace this member.
+//! Tests the operator with an API server that answers slowly. The operator acts on an observation of the cluster for
+//! only ten seconds, so it may have to stop after any write. If it stops during the start of a member, it must not
+//! replace this member.
 //!
 //! The API server is real, and the test simulates the kubelets and etcd. The test prints the number of requests,
 //! because each request delays the bootstrap.
@@ -39,7 +40,7 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Time limit for an operation, which usually takes one minute.
+/// Time limit of a [`Story`], which usually takes one minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Delays every answer, and counts the requests.
@@ -109,7 +110,7 @@ where
 /// A test cluster and the operator that manages it.
 struct Story {
     name: &'static str,
-    /// A client that is not delayed.
+    /// The client of the test, without the delay.
     client: Client,
     slow: Slow,
     operator: ClusterOperator,

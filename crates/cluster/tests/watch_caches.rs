@@ -1,5 +1,5 @@
 //! Checks invariant 33 on the requests of the cluster operator: a reconcile without changes reads at most Secrets and
-//! the clock from the API server, and the operator reads all objects before each write.
+//! the clock of the API server (the header `Date` of `GET /version`). The operator reads all objects before each write.
 //!
 //! The API server is real. No kubelet runs, so the pods stay in the phase `Pending`, and no member answers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -30,7 +30,7 @@ use tower::{Layer, Service};
 const NAMESPACE: &str = "default";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The requests of the operator, as `METHOD path?query`, without watches and Events.
+/// The requests of the operator, as `METHOD path?query`, except those of the watch caches and those for Events.
 #[derive(Clone, Default)]
 struct Requests(Arc<Mutex<Vec<String>>>);
 
@@ -132,7 +132,7 @@ impl Scene {
         }
     }
 
-    /// Waits until this number of reconciles in a row has sent no request.
+    /// Waits until `quiet` reconciles in a row have sent no request.
     async fn rests(&self, quiet: u64) {
         let last = Mutex::new((self.requests.all().len(), self.reconciles()));
         let is_quiet = async || {
@@ -277,8 +277,8 @@ async fn reads_before_writes(scene: &Scene) {
     assert_eq!(scene.requests.since(before), [""; 0]);
 }
 
-/// The operator has no permission to watch Secrets. After an event, it therefore reads the Secrets of a cluster with
-/// TLS, and no other objects.
+/// The operator has no permission to watch Secrets. After a change of a pod, it therefore reads the Secrets of a
+/// cluster with TLS, and no other objects.
 #[tokio::test]
 async fn invariant_33_idle_tls_cluster_causes_reads_of_secrets_only() {
     let server = ApiServer::start().await;

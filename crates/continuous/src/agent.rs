@@ -1,8 +1,9 @@
-//! Records a cluster permanently: takes a base, records the changes after it, and takes the next base after a gap, or
-//! when the base has reached its maximum age or its segments have reached their maximum size.
+//! Records all changes of an etcd cluster in a store. The agent takes a base (a snapshot), and records the changes
+//! after it in segments. It takes the next base after a gap, or when the base has reached its maximum age or its
+//! segments have reached their maximum size.
 //!
-//! While the agent takes the next base, it still records the old chain, up to the revision of the next base. All
-//! revisions since the first base can therefore be restored, except after a gap.
+//! A base and its segments are a chain. While the agent takes the next base, it continues the old chain up to the
+//! revision of the next base. All revisions since the first base can therefore be restored, except after a gap.
 
 use std::future::{Future, pending};
 use std::pin::pin;
@@ -75,7 +76,7 @@ pub enum AgentError {
 struct Begun {
     base: StoredBase,
     recorder: Recorder,
-    /// Number and bytes of the segments of the base in the store.
+    /// The number and the total bytes of the base's segments that the store contains.
     stored: (u64, u64),
 }
 
@@ -115,8 +116,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Describes the encryption in each new base. The store of the agent must be an
-    /// [`EncryptedStore`](crate::EncryptedStore) with the same key.
+    /// Writes the description `encryption` into each new base. The store of the agent must be an
+    /// [`EncryptedStore`](crate::EncryptedStore) with the key that `encryption` describes.
     #[must_use]
     pub fn encrypted(self, encryption: BaseEncryption) -> Self {
         Self {
@@ -202,7 +203,8 @@ impl<'a> Agent<'a> {
         self.monitor.fails(&problem);
     }
 
-    /// Returns the newest stored chain, or a new base if that chain has ended. `None` if the agent was stopped.
+    /// Returns the newest stored chain, or takes a new base if no stored chain can be continued. `None` if the agent
+    /// was stopped.
     async fn resume(
         &mut self,
         stopped: &watch::Receiver<bool>,
@@ -442,7 +444,7 @@ fn is_excessive(error: &ReadError) -> bool {
     matches!(error, store::Error::Excessive { .. })
 }
 
-/// Requests etcd's revision at regular intervals, from which the monitor calculates the delay of the agent. Never
+/// Requests etcd's revision at regular intervals. The monitor calculates the agent's delay from this revision. Never
 /// completes.
 async fn probe(client: &EtcdClient, endpoints: Vec<String>, monitor: Monitor) {
     loop {

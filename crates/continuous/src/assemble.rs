@@ -8,7 +8,7 @@ use etcd::{Change, ClusterId, WatchBatch};
 use crate::message::MAX_CHANGES;
 use crate::record::{GapReason, Transaction};
 
-/// Maximum size of a transaction in bytes. Only a deletion of many keys can exceed it.
+/// Maximum size of a transaction in bytes. With etcd's default limits, only a deletion of many keys can exceed it.
 pub const MAX_TRANSACTION: usize = 32 << 20;
 
 /// Estimated memory of a change in bytes, in addition to its key and value.
@@ -29,7 +29,7 @@ pub struct Assembler {
     cluster_id: ClusterId,
     /// The last complete revision.
     last: i64,
-    /// The changes of the revision `last + 1` that have arrived, and their size.
+    /// The changes of the revision `last + 1` that have arrived. `size` is their size in bytes.
     open: Vec<Change>,
     size: usize,
 }

@@ -195,7 +195,7 @@ impl StoredBase {
 
     /// Fails unless the snapshot is a snapshot under `prefix`, which is empty or ends with a slash.
     ///
-    /// Invariant 13: a forged object could name any object of the bucket.
+    /// A forged base could name any object of the bucket as its snapshot (invariant 13).
     pub(crate) fn check_snapshot(&self, prefix: &str) -> Result<(), BaseError> {
         let key = self.base.snapshot.key.strip_prefix(prefix);
         let name = key.and_then(|key| key.strip_prefix(SNAPSHOTS));

@@ -39,7 +39,8 @@ pub enum End {
     Gap(GapReason),
 }
 
-/// Why a capture was interrupted. The caller can continue it with [`Capture::run`], also through another member.
+/// Why a capture was interrupted. Except after [`Self::Recorder`], the caller can continue it with [`Capture::run`],
+/// also through another member.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The watch has failed.
@@ -209,8 +210,8 @@ impl<'a> Capture<'a> {
     }
 
     /// Checks that etcd has the history of this chain. Returns a reason if etcd has another cluster ID or a lower
-    /// revision. A watch does not detect a lower revision: etcd would wait until it reaches the last recorded revision,
-    /// and then send the next revisions of another history.
+    /// revision. A watch does not detect a lower revision: it sends nothing until etcd reaches the last recorded
+    /// revision, and then sends the revisions of another history.
     async fn replaced(&mut self, member: &str) -> Result<Option<GapReason>, CaptureError> {
         let request = self.client.newest_revision(member);
         let newest = self.outbox.drive_during(request).await;

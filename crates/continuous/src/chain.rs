@@ -1,7 +1,7 @@
 //! Finds the chain of a base by the names of its segments. Performs no I/O.
 //!
-//! A name contains the beginning of a SHA-256. When the objects are read, [`Verifier`](crate::Verifier) compares the
-//! whole SHA-256.
+//! The name of a segment contains the beginning of its own SHA-256 and of its predecessor's SHA-256. When the objects
+//! are read, [`Verifier`](crate::Verifier) compares the whole SHA-256.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -28,7 +28,7 @@ pub enum ChainFault {
         /// The last revision of the object before the segment.
         last: i64,
     },
-    /// No object of this base precedes the segment.
+    /// The object that the segment names as its predecessor is missing, but no revision before the segment is missing.
     #[error("segment {0} does not belong to the chain of this base")]
     Unlinked(SegmentName),
     /// Two names have the same SHA-256, or a name appears twice.
@@ -36,7 +36,7 @@ pub enum ChainFault {
     Duplicate(SegmentName),
 }
 
-/// The segments of a base.
+/// The chain of a base, with the problems of the base's segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The segments of the chain in their order.
@@ -136,7 +136,7 @@ impl Chain {
     }
 }
 
-/// Sorts the names, and removes names with the same digest.
+/// Sorts the names. Of several names with the same digest, keeps only one.
 fn without_duplicates(names: &[SegmentName], faults: &mut Vec<ChainFault>) -> Vec<SegmentName> {
     let mut sorted = names.to_vec();
     sorted.sort();

@@ -1,9 +1,9 @@
 //! Encrypts the snapshots and the segments of a continuous backup, with the format of encrypted backups
 //! (docs/internals/backup-encryption.md).
 //!
-//! The names of objects, and the sizes and SHA-256 in them, describe the content before the encryption. The other
-//! modules therefore do not depend on the encryption. The objects that describe bases are not encrypted, so retention
-//! needs no old keys.
+//! Names of objects, recorded sizes and recorded SHA-256 describe the content before the encryption. The other modules
+//! therefore do not depend on the encryption. The objects that describe bases are not encrypted, so retention needs no
+//! old keys.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -26,7 +26,8 @@ pub struct EncryptedStore<'a> {
 }
 
 impl<'a> EncryptedStore<'a> {
-    /// Encrypts new objects with `key`. Reads only objects that are encrypted with one of `keys`.
+    /// Encrypts new snapshots and segments with `key`. Reads a snapshot or segment only if it is encrypted with one of
+    /// `keys`.
     pub fn new(inner: &'a dyn Store, key: Key, keys: Keys) -> Self {
         Self {
             inner,
@@ -35,8 +36,9 @@ impl<'a> EncryptedStore<'a> {
         }
     }
 
-    /// Reads objects, and refuses to write snapshots and segments. With `keys`, the objects must be encrypted with one
-    /// of these keys. Without keys, a read of an encrypted object fails with the ID of its key.
+    /// Reads objects, and refuses to write snapshots and segments. With `keys`, a read fails unless the snapshot or
+    /// segment is encrypted with one of these keys. Without keys, a read of an encrypted object fails, and the error
+    /// contains the ID of its key.
     pub fn for_reading(inner: &'a dyn Store, keys: Option<Keys>) -> Self {
         Self {
             inner,
@@ -45,7 +47,7 @@ impl<'a> EncryptedStore<'a> {
         }
     }
 
-    /// The encryption of an object with this name. `None` if objects with this name are not encrypted.
+    /// The encryptor for a new object with this key. `None` for a base, which is not encrypted.
     fn encryptor(&self, key: &str) -> Result<Option<Encryptor>, Error> {
         if !has_content(key) {
             return Ok(None);
@@ -100,7 +102,7 @@ impl Store for EncryptedStore<'_> {
         self.inner.put(key, stored.into()).await
     }
 
-    /// Opens an object for reading. The size in the result is the size of the stored object.
+    /// Opens an object for reading. `size` in the result is the size before the decryption.
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
         let stored = self.inner.get(key).await?;
         if !has_content(key) {
@@ -183,7 +185,7 @@ struct Reading {
 
 /// The content of a stored object, in constant memory.
 ///
-/// Invariant 15: a tenant can forge an object that is compressed with a window of 128 MiB. The recorder compresses no
+/// A tenant can forge an object that is compressed with a window of 128 MiB (invariant 15). The recorder compresses no
 /// objects as a whole, so this function decompresses nothing.
 fn decrypted(
     chunks: BoxStream<'static, Result<Bytes, Error>>,

@@ -14,7 +14,7 @@ pub enum SegmentError {
         /// The flags in the header.
         flags: u32,
     },
-    /// The object is shorter than its header.
+    /// The object is shorter than a header, or shorter than its header states.
     #[error("the segment is truncated: it has {found} of {expected} bytes")]
     Truncated {
         /// Number of bytes that the object must have.

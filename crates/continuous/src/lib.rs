@@ -1,11 +1,13 @@
 //! Continuous backup of an etcd cluster: records all changes after a snapshot, and replays them up to an exact
-//! revision.
+//! revision. A base is a stored snapshot with its revision. A segment is an object with consecutive changes. A base and
+//! the segments after it are a chain. If the recorder misses changes, the chain ends with a gap, and a new chain begins
+//! with a new base.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
 //! format. The agent of the backup operator records with this crate, and the seed of a restore replays with it.
 //!
-//! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. The other modules
-//! perform no I/O and make the decisions: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`].
+//! [`Capture`] records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd. [`Assembler`],
+//! [`Recorder`], [`Chain`] and [`Verifier`] make the decisions, and perform no I/O.
 
 mod agent;
 mod assemble;

@@ -32,7 +32,7 @@ const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
 /// left in this directory, because etcd sends their changes again.
 #[derive(Clone, Debug)]
 pub struct Spool {
-    /// The directory, which only one recorder uses.
+    /// The directory. No other recorder may use it.
     pub directory: PathBuf,
     /// Maximum size of all segments in the directory, in bytes. The last segment may exceed it.
     pub limit: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Outbox<'a> {
     monitor: Monitor,
     /// The segments in their order.
     waiting: VecDeque<Waiting>,
-    /// Number of bytes in memory and in the directory.
+    /// Number of bytes in memory. `spooled` is the number of bytes in the directory.
     memory: u64,
     spooled: u64,
     /// True if a write to the directory has failed. The directory is used again when the outbox is empty.

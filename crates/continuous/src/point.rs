@@ -149,7 +149,7 @@ struct Search<'a> {
 
 /// The properties of a base that a search compares.
 ///
-/// Invariant 15: a tenant can store many bases with long texts. A search therefore keeps 32 bytes of each base.
+/// A tenant can store many bases with long texts (invariant 15). A search therefore keeps only 32 bytes of each base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KnownBase {
     /// The name, which contains the revision.

@@ -83,7 +83,7 @@ pub struct Missing {
     pub until: i64,
     /// The time at which the base after the gap was written.
     pub until_time: i64,
-    /// Whether the base after the gap belongs to another cluster ID.
+    /// True if the bases before and after the gap have different cluster IDs.
     pub cluster_changed: bool,
 }
 
@@ -108,7 +108,7 @@ impl Held {
 struct State {
     progress: Progress,
     cluster_id: Option<ClusterId>,
-    /// A time, and the revision that etcd had at this time. At this time, the revision was not in the store.
+    /// The time of a request to etcd, and the revision in etcd's answer. The store does not have this revision yet.
     probe: Option<(i64, i64)>,
 }
 
@@ -181,7 +181,8 @@ impl Monitor {
         state.settle();
     }
 
-    /// Reports the revision that a member of this cluster had at this time.
+    /// Reports the revision that a member of this cluster had at this time. Has no effect if the current chain belongs
+    /// to another cluster.
     pub(crate) fn probed(&self, cluster_id: ClusterId, revision: i64, time: i64) {
         let mut state = self.state();
         if state.cluster_id != Some(cluster_id) {
@@ -220,7 +221,7 @@ impl Monitor {
         self.state().progress.retention_problem = problem.map(limited);
     }
 
-    /// Number and bytes of all segments of the current base in the store.
+    /// The number and the total bytes of the current base's segments that the store contains.
     pub(crate) fn base_size(&self) -> (u64, u64) {
         let state = self.state();
         let base = state.progress.base.as_ref();

@@ -10,8 +10,8 @@ use crate::stored::{ReadError, base_key, bases, list, segment_key};
 /// Maximum number of concurrent deletions.
 const CONCURRENT: usize = 8;
 
-/// Deletes the segments of a base from the last to the first, and the snapshot with this key. Deletes the object that
-/// describes the base last, so that an interrupted deletion can be repeated.
+/// Deletes the segments of a base from the last to the first, and the snapshot with this key if it belongs to the
+/// backup. Deletes the object that describes the base last, so that an interrupted deletion can be repeated.
 ///
 /// # Errors
 /// Fails if the store fails.

@@ -1,8 +1,8 @@
 //! Applies the transactions of a chain to the target: an etcd that was restored from the base. Each revision is one
 //! etcd transaction. Several transactions are in flight at a time (`replay/window.rs`).
 //!
-//! etcd must listen only on localhost, so that only the replay writes to it. The replay fails if another change has
-//! used a revision.
+//! etcd must listen only on localhost, so that only the replay writes to it. The replay fails if another write has
+//! increased the revision.
 
 mod leases;
 mod operations;
@@ -36,8 +36,8 @@ pub enum Until {
 pub struct Options {
     /// Where the replay ends.
     pub until: Until,
-    /// Whether to compact the target at the compaction revision of a recorded hash before the hashes are compared. If
-    /// false, hashes after a compaction are not compared.
+    /// etcd's hash depends on the compaction revision. If true, the replay compacts the target at the compaction
+    /// revision of a recorded hash before it compares the hashes. If false, hashes after a compaction are not compared.
     pub follow_compactions: bool,
 }
 
@@ -260,7 +260,7 @@ impl Replay<'_> {
     }
 
     /// Processes the waiting records whose revision was sent: compares hashes and revokes leases. Waits first until
-    /// etcd has applied all transactions, so that etcd has exactly this revision.
+    /// etcd has applied all transactions, so that etcd has exactly the revision of the last transaction.
     async fn release(&mut self) -> Result<(), ReplayError> {
         let revision = self.pipeline.sent();
         let is_due = |record: &Record| match record {

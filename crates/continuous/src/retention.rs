@@ -282,7 +282,8 @@ mod tests {
         assert_eq!(store.list("").await.unwrap().len(), 0);
     }
 
-    /// Invariant 13: a forged description of a base may name any object of the bucket.
+    /// A forged base can name any object of the bucket as its snapshot (invariant 13). Only snapshots in the prefix are
+    /// deleted.
     #[tokio::test]
     async fn invariant_13_snapshot_outside_of_the_prefix_is_kept() {
         let directory = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ pub enum TakeError {
     /// etcd does not send a snapshot.
     #[error("the snapshot cannot be taken")]
     Etcd(#[from] etcd::Error),
-    /// The snapshot is not complete.
+    /// The snapshot is damaged or not complete.
     #[error("the snapshot is not valid")]
     Invalid(#[from] InspectError),
     /// The snapshot cannot be stored.
@@ -38,8 +38,8 @@ pub enum TakeError {
     ClusterChanged,
 }
 
-/// Takes a snapshot from one member, and stores it with its base, without encryption. `prefix` is empty or ends with a
-/// slash.
+/// Takes a snapshot from one member, and stores it with its base. `store` must not encrypt its objects. `prefix` is
+/// empty or ends with a slash.
 ///
 /// # Errors
 /// Fails if etcd or the store fails. If the base could not be written, the store may have a snapshot without a base.

@@ -36,7 +36,7 @@ pub enum ReadError {
     Encryption {
         /// The key of the object.
         key: String,
-        /// The problem. It names the ID of a missing encryption key.
+        /// The problem. If a key is missing, the text contains the ID of this key.
         #[source]
         error: store::encryption::Error,
     },
@@ -331,7 +331,7 @@ pub(crate) async fn read_segment(
 /// Reads the times of one segment, and verifies that its SHA-256 and its last revision match its name. Does not verify
 /// that it continues the preceding segment.
 ///
-/// Invariant 15: the memory is limited, even for a forged segment ([`Scanner`]).
+/// A forged segment cannot make this function use unlimited memory (invariant 15; see [`Scanner`]).
 pub(crate) async fn read_times(
     store: &dyn Store,
     prefix: &str,

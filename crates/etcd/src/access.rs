@@ -20,7 +20,7 @@ pub struct TlsAccess {
     pub ca: Vec<u8>,
     /// The certificate chain and the key of the client. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The etcd user that the client creates for its certificate when it enables authentication. The user has the
+    /// The etcd user that the client creates for its certificate when it enables authentication. The user's name is the
     /// common name of the certificate. `None` if the client must not create a user, because other certificates may have
     /// this common name.
     pub user: Option<String>,

@@ -28,7 +28,7 @@ pub(crate) const WATCH: &str = "/etcdserverpb.Watch/Watch";
 /// The current login token of an etcd client.
 pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
 
-/// Creates connections to members that share the login token of one etcd client.
+/// Creates connections to members. All connections share the login token of one etcd client.
 pub(crate) struct MemberChannels {
     pub(crate) token: Token,
     /// Receives the channel of the new connection. Calls that the client library does not offer use this channel.

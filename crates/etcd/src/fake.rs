@@ -77,7 +77,7 @@ pub struct FakeEtcd {
 }
 
 impl FakeEtcd {
-    /// Creates a formed cluster whose voters run. `client_url` returns the client URL for a member's name.
+    /// Creates a cluster of running voters with these names. `client_url` returns the client URL for a member's name.
     pub fn formed(cluster_id: u64, names: &[&str], client_url: impl Fn(&str) -> String) -> Self {
         let members: Vec<FakeMember> = (1..)
             .zip(names)

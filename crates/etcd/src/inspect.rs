@@ -41,14 +41,14 @@ pub struct Inspected {
     pub trailer: bool,
     /// The newest revision in the snapshot, as `etcdutl snapshot status` reports it.
     pub revision: i64,
-    /// The compaction revision, 0 if the store was never compacted. If the newest keys were deleted and compacted,
+    /// The compaction revision, 0 if etcd was never compacted. If the newest keys were deleted and compacted,
     /// `compacted` is greater than `revision`, and etcd continues from `compacted`.
     pub compacted: i64,
 }
 
 impl Inspected {
     /// The revision of an etcd that starts from this snapshot: the greater of `revision` and `compacted`, but at least
-    /// 1, the revision of an empty store.
+    /// 1, the revision of an empty etcd.
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }

@@ -1,14 +1,15 @@
 //! Limits for the responses of a member. The endpoint in an EtcdBackup may belong to a hostile server, so a response
 //! may have any size. Performs no I/O.
 
-/// Maximum number of members in a list. A longer list is rejected, because a shortened list would hide members
+/// Maximum number of members in a member list. A longer list is rejected, because a shortened list would hide members
 /// (invariant 1).
 pub(crate) const MAX_MEMBERS: usize = 32;
 
 /// Maximum number of client URLs of one member, and maximum number of its peer URLs.
 pub(crate) const MAX_URLS: usize = 32;
 
-/// Maximum number of client URLs in a list. The limit exists because callers send requests to all URLs concurrently.
+/// Maximum number of client URLs in a member list. The limit exists because callers send requests to all URLs
+/// concurrently.
 const MAX_CLIENT_URLS: usize = 128;
 
 /// Maximum length of a URL or a name in bytes.

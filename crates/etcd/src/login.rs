@@ -213,7 +213,7 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call with the token of this login. If the caller drops the call without a response after
+    /// Returns a guard for a call with the token of this login. If the caller drops the call without a response after
     /// [`MIN_UNANSWERED`], the login becomes suspect. If `overtaken` is set, another member has accepted the token, so
     /// the login stays valid.
     pub(crate) fn watch<'a>(

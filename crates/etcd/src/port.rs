@@ -76,7 +76,7 @@ pub struct Status {
     pub leader: Option<MemberId>,
     /// Whether the member regards itself as a learner.
     pub is_learner: bool,
-    /// The newest store revision that the member has applied.
+    /// The newest revision that the member has applied.
     pub revision: i64,
     /// The Raft term that the member reports.
     pub raft_term: u64,
@@ -146,7 +146,7 @@ pub struct Added {
 pub struct KeyHash {
     /// CRC-32C of all key revisions that are not compacted.
     pub hash: u32,
-    /// The compaction revision, 0 if the store was never compacted.
+    /// The compaction revision, 0 if etcd was never compacted.
     pub compacted: i64,
 }
 

@@ -24,7 +24,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the etcd server of a minor version such as `3.6`, which the testbed has built. For `3.4`, the system's
+    /// Finds the etcd server that the testbed has built for a minor version such as `3.6`. For `3.4`, the system's
     /// package is accepted too. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
@@ -64,7 +64,8 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// Finds a program in the newest directory of the testbed's cache whose name starts with `prefix`.
+/// Finds a program in the directories of the testbed's cache whose names start with `prefix`. If several directories
+/// have the program, returns the newest.
 pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?

@@ -8,7 +8,7 @@ use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, Login, Membe
 use futures::TryStreamExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// How long a test waits for a condition.
+/// A test repeats a call for at most this time.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
 /// Deadlines for tests of unanswered calls, at most as long as those of the cluster operator.
@@ -70,7 +70,7 @@ fn cheap_hashes() -> Start {
     }
 }
 
-/// Repeats a call until it succeeds.
+/// Repeats a call until it succeeds, for at most [`MAX_WAIT`].
 async fn answered<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,

@@ -1,5 +1,5 @@
-//! Tests in which the client gets no answer to a change that etcd has received. The client must not repeat the change,
-//! and may send it to another member only after a rejection that proves that etcd did not apply it.
+//! Tests in which the client gets no answer to a change that etcd has received. The client must not repeat the change.
+//! It may send a change to another member only if the first member certainly did not apply it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, which looks like a cluster of two members. A new client calls `first` before
-/// `second`, because `via` lists `first` before `second`.
+/// One member behind two proxies. To the client, each proxy is a member of a cluster of two members. A new client calls
+/// `first` before `second`, because `via` lists `first` before `second`.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,

@@ -312,7 +312,7 @@ async fn inspection_of_damaged_file_never_panics() {
     assert!((1..400).contains(&understood), "{understood}");
 }
 
-/// Invariant 12: damage and truncation change the checksum.
+/// Damage or truncation changes the checksum, so the inspector rejects the snapshot (invariant 12).
 #[tokio::test]
 async fn invariant_12_damaged_or_truncated_snapshot_is_rejected() {
     let programs = Programs::find("3.6");

@@ -12,7 +12,7 @@ const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 /// Size of a value in bytes: an eighth of the quota.
 const VALUE: usize = 1 << 20;
 
-/// Overwrites one key until etcd rejects the write, because the old values fill the database.
+/// Overwrites one key until the old values fill the database and etcd rejects the write. Returns the last revision.
 async fn fill(url: &str) -> i64 {
     let mut client = Client::connect([url], None).await.unwrap();
     for _ in 0..100 {

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::console::Look;
 use crate::error::Error;
 
-/// The name of the GitOps tool that manages the object and reverts changes by other clients. `None` if no known tool
+/// The name of the GitOps tool that manages the object and can revert changes by other clients. `None` if no known tool
 /// manages the object.
 pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     let has = |key: &str| {

@@ -1,4 +1,5 @@
-//! The subcommands. Each module reads objects, decides with pure functions, and sends its change to the API server.
+//! The subcommands. The module of a subcommand reads objects, decides with pure functions, and sends the changes to the
+//! API server.
 
 mod backup;
 mod bundle;

@@ -406,12 +406,12 @@ impl World {
         }
     }
 
-    /// The etcd cluster with the recorded token, if it exists.
+    /// The etcd cluster with the token of `intent`, if it exists.
     pub(crate) fn recorded(&self) -> Option<&Cluster> {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
 
-    /// The data of a member, on a disk or in a pod.
+    /// The data of a member, from its disk or else from its pod.
     pub(crate) fn data(&self, name: &str) -> Option<&Data> {
         let on_claim = self.disks.get(name).and_then(|disk| disk.data.as_ref());
         on_claim.or_else(|| self.pods.get(name).and_then(|pod| pod.data.as_ref()))
@@ -454,7 +454,7 @@ impl World {
         }
     }
 
-    /// The group that the member can connect to, even if its own Service has no endpoints.
+    /// The network group that the member can connect to. Only connections to the member depend on its own Service.
     pub(crate) fn group_it_dials(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
@@ -472,11 +472,11 @@ impl World {
     }
 }
 
-/// Kubernetes marks a node as not ready this number of ticks after its last report.
+/// Kubernetes marks a node as not ready this number of ticks after the last report of the node.
 pub(crate) const NOTICED: u64 = 3;
 
 impl fmt::Display for World {
-    /// The world in a few lines, for the end of a story.
+    /// The state of the world in a few lines, for the message of a failed test.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             now,

@@ -11,11 +11,10 @@ use crate::etcd_model::Member;
 use crate::switch::listener;
 use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 
-/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),
-    /// The precondition failed, or etcd rejected the request. The operator may retry.
+    /// The write was not done, for example because a precondition failed. The operator may retry.
     Failed,
 }
 
@@ -37,7 +36,7 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
 }
 
 impl World {
-    /// Applies one write as the API server or etcd would. `via`: the called members.
+    /// Applies one write as the API server or etcd would. `via`: the members that receive a request to etcd.
     pub(crate) fn write(&mut self, write: &Write, via: &[String]) -> Answer {
         if !is_for_etcd(write) && self.api_is_away() {
             return Answer::Failed;

@@ -27,7 +27,7 @@ pub(crate) struct RecoveryRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     Certificate(CertificateWrite),
-    /// The notification of a pod about its certificates.
+    /// Writes the annotations of a pod about its certificates. `None` leaves an annotation unchanged.
     NotifyPod {
         member: String,
         uid: String,
@@ -199,7 +199,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The role of this write in the start of a member. The action for the write must have the same role.
+    /// The role of this write in the start of a member. The action of the plan must have the same role.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {
@@ -244,7 +244,7 @@ pub(crate) enum AccessWrite {
 }
 
 impl RecoveryRecord {
-    /// True if the record begins a recovery. `known`: the recovery in the status.
+    /// True if the record begins a recovery. `known`: the recovery in the status before the write.
     pub(crate) fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
         let next = self.recovery.as_ref();
         let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);

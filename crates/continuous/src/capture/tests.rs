@@ -1,8 +1,8 @@
 //! A model of the capture: [`Capture::run`] records a simulated etcd in a simulated store.
 //!
-//! etcd splits the events at random, ends watches, compacts revisions, loses answers, joins another cluster or loses
-//! data. Uploads fail, get lost or arrive late. The caller drops the capture, or only the future of [`Capture::run`],
-//! at random awaits. The tests in `tests/etcd` run the same code with a real etcd.
+//! At random, etcd splits the events, ends watches, compacts or skips revisions, gives no answer, gets another cluster
+//! ID, or loses data. Uploads fail, lose their answers or arrive late. The caller drops the capture, or only the future
+//! of [`Capture::run`], at random awaits. The tests in `tests/etcd` run the same code with a real etcd.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod etcd_model;
@@ -25,9 +25,9 @@ const MEMBER: &str = "member";
 const SEEDS: u64 = 300;
 /// Number of processes that record the same chain one after the other.
 const PROCESSES: usize = 5;
-/// Number of calls of [`Capture::run`] in a process.
+/// A process calls [`Capture::run`] fewer than this number of times.
 const RUNS: usize = 8;
-/// Number of calls of [`Capture::run`] that record all changes if nothing fails.
+/// If nothing fails, at most this number of calls of [`Capture::run`] must record all changes.
 const ATTEMPTS: usize = 20;
 
 struct Model {

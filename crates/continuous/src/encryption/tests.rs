@@ -154,7 +154,7 @@ async fn error_of_read_without_keys_contains_id_of_missing_key() {
     assert!(problem.contains(&id), "{problem}");
 }
 
-/// Invariant 34: a writer to the store can replace a segment.
+/// Any writer to the store can replace an encrypted segment (invariant 34).
 #[tokio::test]
 async fn invariant_34_reader_with_keys_refuses_unencrypted_segment() {
     let recorded = Recorded::new();
@@ -200,7 +200,7 @@ async fn content_of_encrypted_upload_round_trips() {
     }
 }
 
-/// Invariant 15: the decompression of a forged object could need much memory.
+/// The decompression of a forged object could need much memory (invariant 15).
 #[tokio::test]
 async fn invariant_15_compressed_object_is_not_decompressed() {
     let recorded = Recorded::new();
@@ -231,7 +231,7 @@ async fn store_opened_for_reading_rejects_writes() {
     assert!(recorded.local.list("").await.unwrap().is_empty());
 }
 
-/// The encryption was turned on between the two bases.
+/// The recorder took the first base without encryption, and the second base after encryption was turned on.
 #[tokio::test]
 async fn search_finds_encrypted_points_with_keys_and_plain_points_without() {
     let recorded = Recorded::new();
@@ -264,7 +264,7 @@ async fn search_finds_encrypted_points_with_keys_and_plain_points_without() {
     assert!(matches!(error, Err(PointError::BeforeOldest(_))));
 }
 
-/// Invariant 34: a writer to the store can add a later base without encryption.
+/// Any writer to the store can add a later base without encryption (invariant 34).
 #[tokio::test]
 async fn invariant_34_search_with_keys_refuses_later_unencrypted_base() {
     let recorded = Recorded::new();

@@ -17,7 +17,7 @@ use crate::stored::{base_key, segment_key, write_base, write_segment};
 
 const SECOND: i64 = 1_000_000;
 
-/// A store with chains. If not stated otherwise, the recorder has received revision N after N seconds.
+/// A store with chains. If not stated otherwise, the recorder has received revision N at the time of N seconds.
 struct Recorded {
     store: LocalStore,
     _directory: TempDir,
@@ -32,7 +32,7 @@ impl Recorded {
         }
     }
 
-    /// Stores a base of revision N. Its time is N seconds plus `delay`.
+    /// Stores a base with this revision. Its time is `revision + delay` in seconds.
     async fn base(&self, cluster: u64, revision: i64, delay: i64) -> StoredBase {
         let created = (revision + delay) * SECOND;
         let key = format!("{SNAPSHOTS}{}", snapshot_name(created));
@@ -327,8 +327,8 @@ async fn chain_recorded_before_restore_is_ignored() {
     assert_eq!(summary(&at), (15, 18, 38));
 }
 
-/// Invariant 13: the object of a base may name any object of the bucket. The base is refused even if the point does not
-/// need it.
+/// A forged base can name any object of the bucket as its snapshot (invariant 13). The search fails even if the point
+/// does not need this base.
 #[tokio::test]
 async fn invariant_13_base_with_foreign_snapshot_is_refused() {
     let recorded = two_chains().await;
@@ -360,7 +360,7 @@ async fn invariant_13_base_with_foreign_snapshot_is_refused() {
     assert_eq!(summary(&found), (10, 12, 12));
 }
 
-/// Invariant 15: a tenant can store any number of bases, so a search fails above a limit.
+/// A tenant can store any number of bases (invariant 15). A search therefore fails above a limit.
 #[tokio::test]
 async fn invariant_15_search_limits_number_of_bases() {
     let recorded = Recorded::new();

@@ -1,7 +1,7 @@
 //! Converts a recorded transaction into the operations of an etcd transaction. Performs no I/O.
 //!
 //! etcd numbers the sub-revisions of a transaction in the order of its operations. A deletion of a range deletes the
-//! keys in ascending order.
+//! keys in ascending order, so it can replace successive deletions in this order.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use etcd::Change;

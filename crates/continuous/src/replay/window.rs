@@ -1,9 +1,8 @@
 //! Decides which transactions of a replay are in flight. Performs no I/O.
 //!
-//! etcd can process concurrent requests in another order than the order in which they were sent. Each transaction
-//! therefore has a guard: a comparison that is true only after etcd has applied the preceding transaction. etcd rejects
-//! a transaction that overtakes its predecessor, and uses no revision for it. The replay sends the rejected transaction
-//! again after etcd has applied its predecessor.
+//! etcd can process concurrent requests in any order. Each transaction therefore has a guard: a comparison that is true
+//! only after etcd has applied the preceding transaction. etcd rejects a transaction that overtakes its predecessor,
+//! and uses no revision for it. The replay sends the rejected transaction again after etcd has applied its predecessor.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ const MAX_CONTENT: usize = 4 << 20;
 /// Maximum number of changes in flight. A transaction with more changes is sent alone.
 const MAX_CHANGES: usize = 4_096;
 
-/// The window shrinks if the rejected attempts exceed this fraction of the applied ones: one divided by this number.
+/// The window shrinks if etcd rejects more than one attempt for this number of applied attempts.
 const REJECTION_DIVISOR: usize = 5;
 
 /// After this number of applied transactions, the window gets its maximum size again. If etcd always processes the last
@@ -93,7 +92,7 @@ impl Entry {
     }
 
     /// Returns a drift if etcd rejected this transaction although it had applied the preceding one. This happens only
-    /// if another client has written to etcd. A second attempt cannot succeed.
+    /// if another client has written to etcd, or if a lease has expired. A second attempt cannot succeed.
     fn drift(&self) -> Option<Drift> {
         let expected = self.revision();
         match self.state {
@@ -103,14 +102,15 @@ impl Entry {
     }
 }
 
-/// The number of transactions that may be in flight. Follows the share of rejected transactions.
+/// The maximum number of transactions in flight. It shrinks while etcd rejects many transactions, and grows while etcd
+/// rejects few.
 struct Limit {
     current: usize,
-    /// Number of applied transactions since the last change of the size.
+    /// Number of applied transactions since `current` was calculated.
     applied: usize,
-    /// Number of rejected transactions since the last change of the size.
+    /// Number of rejected transactions since `current` was calculated.
     rejected: usize,
-    /// Number of applied transactions since the size was the maximum.
+    /// Number of applied transactions since `current` was [`MAX_IN_FLIGHT`].
     since_probe: usize,
 }
 

@@ -102,7 +102,7 @@ impl Scanner {
 /// The part of the object after the header.
 struct Body {
     header: Header,
-    /// Number of bytes so far, before and after decompression.
+    /// Number of compressed bytes so far. `length` is the number of decompressed bytes so far.
     stored: u64,
     length: u64,
     sha256: Sha256,

@@ -18,7 +18,7 @@ fn identity() -> Identity {
     }
 }
 
-/// A segment with these records, which may break the rules of the format.
+/// A segment with these records. The records may break the rules of the format.
 fn sealed(records: &[Record]) -> Sealed {
     let messages: Vec<_> = records
         .iter()
@@ -66,7 +66,7 @@ fn scanned(object: &[u8], length: usize) -> Result<Times, SegmentError> {
     scanner.finish()
 }
 
-/// The result of a scan that agrees with the decoded segment.
+/// The result that a scan of this segment must have.
 fn times_of(segment: &Segment) -> Times {
     let transactions = segment.records.iter().filter_map(|record| match record {
         Record::Transaction(it) => Some(Moment {
@@ -107,7 +107,7 @@ fn all_kinds_of_records_round_trip() {
     assert_eq!(Segment::decode(&empty.object).unwrap().records, [gap(10)]);
 }
 
-/// Other programs must be able to read the format, so the bytes must not change.
+/// The bytes of a header must not change, because other programs read the format.
 #[test]
 fn header_has_specified_layout() {
     let object = sealed(&[record(11)]).object;
@@ -220,7 +220,7 @@ fn segment_with_invalid_records_is_rejected() {
     assert_eq!(error_of(&other_last.object), order(11, 12));
 }
 
-/// A small object must not be decompressed into unlimited memory.
+/// A small forged object can have a huge body. The decoder must not decompress it into unlimited memory.
 #[test]
 fn size_after_decompression_is_limited() {
     let header = |object: &[u8], body: u64| {
@@ -249,7 +249,7 @@ fn size_after_decompression_is_limited() {
     assert!(matches!(scanned, Err(SegmentError::BodyDamaged(_))));
 }
 
-/// Invariant 15: each transaction of a forged segment can have the maximum number of changes. If all changes were
+/// Each transaction of a forged segment can have the maximum number of changes (invariant 15). If all changes were
 /// decoded, one segment would need hundreds of MiB.
 #[test]
 fn invariant_15_scan_has_at_most_one_message_in_memory() {

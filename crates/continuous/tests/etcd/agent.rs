@@ -85,7 +85,7 @@ async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = 
     .await
 }
 
-/// Waits for the newest base.
+/// Returns the newest base. Waits until the store has a base.
 async fn newest_base(lab: &Lab) -> BaseName {
     loop {
         if let Some(base) = bases(&lab.store, PREFIX).await.unwrap().pop() {

@@ -17,7 +17,7 @@ use crate::range::KeyRange;
 pub struct KeyPage {
     /// The cluster ID in the response header.
     pub cluster_id: ClusterId,
-    /// The newest revision of the store at the time of the read.
+    /// etcd's newest revision at the time of the read.
     pub revision: i64,
     /// The keys with their values.
     pub entries: Vec<(Bytes, Bytes)>,

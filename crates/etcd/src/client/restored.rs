@@ -1,8 +1,8 @@
 //! Reads the revision, the number of keys and their hash from a restored etcd, over plain HTTP. No credentials are
 //! used, because the passwords in the restored data are those at the time of the backup.
 //!
-//! The hash comes from `GET /members/hashkv` on the peer listener. Members compare their data with this request. etcd
-//! reads every key for the answer. etcd 3.4 and earlier do not support this request.
+//! The hash comes from `GET /members/hashkv` on the peer listener. With this request, members compare their data. etcd
+//! reads every key for the answer. etcd before 3.4.4 does not support this request.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::port::{Error, KeyHash};
 /// Properties of the data that a restored etcd serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// The current revision of the store. It is read after the number of keys.
+    /// etcd's current revision. It is read after the number of keys.
     pub revision: i64,
     /// The hash of all keys at the requested revision. `None` if this etcd release does not support the request.
     pub hash: Option<KeyHash>,

@@ -1,7 +1,7 @@
 //! Watches keys of a cluster over a separate connection, for the recorder of changes and for mirrors.
 //!
 //! etcd sends the events of a revision in order. It splits a large batch into fragments, so the events of one revision
-//! can arrive in several batches. If etcd has read a batch before it confirms the watch, it does not split this batch.
+//! can arrive in several batches. etcd does not split a batch that it has read before it confirms the watch.
 //!
 //! The client therefore limits the size of a batch. After [`WatchError::TooLarge`], the caller starts the watch again.
 
@@ -55,7 +55,7 @@ pub struct Value {
     pub content: Bytes,
     /// The lease of the key. 0 if the key has no lease.
     pub lease: i64,
-    /// Number of puts since the creation of the key.
+    /// Number of puts since the creation of the key, including the put that created the key.
     pub version: i64,
     /// The revision in which the key was created.
     pub create_revision: i64,

@@ -13,7 +13,7 @@ use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
 pub struct Revisions {
     /// The newest revision of a key.
     pub revision: i64,
-    /// The compaction revision, 0 if the store was never compacted.
+    /// The compaction revision, 0 if etcd was never compacted.
     pub compacted: i64,
 }
 

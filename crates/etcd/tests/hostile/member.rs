@@ -118,7 +118,7 @@ pub(crate) fn field(number: u8, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A protobuf field with a number.
+/// A protobuf field with an integer value.
 pub(crate) fn number(id: u8, value: u64) -> Vec<u8> {
     let mut field = vec![id << 3];
     field.extend(varint(value));
@@ -140,7 +140,7 @@ pub(crate) fn list_of(count: usize, member: &[u8]) -> Vec<u8> {
     field(2, member).repeat(count)
 }
 
-/// Numbers of the fields of `Member`.
+/// Numbers of fields in etcd's message `Member`.
 pub(crate) const PEER_URL: u8 = 3;
 pub(crate) const CLIENT_URL: u8 = 4;
 

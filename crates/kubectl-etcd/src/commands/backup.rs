@@ -85,7 +85,7 @@ fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Resul
     Ok(EtcdBackup::new(&name, spec))
 }
 
-/// An EtcdBackupSpec with this storage type, whose other fields are empty.
+/// An EtcdBackupSpec with this storage type and the deletion policy `Retain`. All other fields are empty.
 fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     EtcdBackupSpec {
         etcd_endpoints: Vec::new(),

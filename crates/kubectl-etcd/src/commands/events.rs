@@ -56,7 +56,8 @@ fn related(
         .collect()
 }
 
-/// Whether the Event is about the cluster, about an object of one of its members, or about an object in `others`.
+/// Whether the Event is about the EtcdCluster, an object of the cluster or of one of its members, or an object in
+/// `others`.
 fn concerns(event: &Event, cluster: &str, others: &[(&'static str, String)]) -> bool {
     let Some(about) = &event.regarding else {
         return false;

@@ -1,4 +1,5 @@
-//! A model of how the agent stores changes, with random crashes, lost and late uploads, compactions and new bases.
+//! A model of how the agent stores changes, with random crashes, failed and late uploads, lost answers, compactions and
+//! new bases.
 //!
 //! The model runs the real recorder, outbox, search of the stored chain, reader and retention, and simulates etcd and
 //! the store. It repeats the steps of `Agent::record` one by one, and does not run the capture. The model in
@@ -53,7 +54,7 @@ struct World<'a> {
     rng: StdRng,
     mistake: Option<Mistake>,
     has_faults: bool,
-    /// etcd's revision, and its compaction revision.
+    /// etcd's revision. `compacted` is its compaction revision.
     revision: i64,
     compacted: i64,
     bases: i64,
@@ -62,7 +63,7 @@ struct World<'a> {
     reported: BTreeSet<i64>,
     /// The revisions that may be missing: those between a gap or a crash and the next base.
     excused: BTreeSet<i64>,
-    /// If the next process takes another base, revisions between this revision and the new base may be missing.
+    /// If the next process takes a new base, revisions between this revision and the new base may be missing.
     excused_after: Option<i64>,
     /// The bases whose chains have ended with a gap.
     ended: Vec<BaseName>,
@@ -207,7 +208,7 @@ impl World<'_> {
         }
     }
 
-    /// Begins the next chain if the old chain is complete.
+    /// Begins the next chain if the old chain is complete. With a [`Mistake`], this can happen too early.
     async fn advance(&mut self) {
         let Some(process) = &mut self.process else {
             return;
@@ -335,7 +336,7 @@ impl World<'_> {
         })
     }
 
-    /// Checks that each missing revision has a reason and is in a reported gap, and that no other gap is reported.
+    /// Checks that each missing revision is in `excused` and in a reported gap, and that no other gap is reported.
     async fn check(&self) -> Result<(), String> {
         let recorded = self.recorded().await?;
         let first = recorded.first().copied().unwrap_or_default();

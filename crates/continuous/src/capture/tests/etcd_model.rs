@@ -28,10 +28,11 @@ struct State {
     cluster: u64,
     revision: i64,
     compacted: i64,
-    /// The highest compaction revision and all skipped revisions so far, which explain gaps.
+    /// The highest compaction revision so far. `all_skipped` contains all skipped revisions so far.
+    /// [`EtcdModel::explains`] uses both.
     max_compacted: i64,
     all_skipped: BTreeSet<i64>,
-    /// The changes of each revision since the base. After a restore of the data, the model makes no further changes.
+    /// The changes of each revision since the base. After `is_replaced` is set, the model makes no further changes.
     history: BTreeMap<i64, Vec<Change>>,
     /// The revision after the last change of the history.
     next: i64,
@@ -236,7 +237,7 @@ struct WatchModel {
     state: Arc<Mutex<State>>,
     drained: Arc<Notify>,
     generation: u64,
-    /// The revision of the next event, and the number of its events that were sent.
+    /// The revision of the next event. `sent` is the number of events of this revision that were sent.
     next: i64,
     sent: usize,
 }

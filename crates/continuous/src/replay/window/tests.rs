@@ -1,4 +1,4 @@
-//! Runs the window with a simulated etcd that processes requests in another order, and delays answers.
+//! Runs the window with a simulated etcd that reorders requests and answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -133,7 +133,7 @@ impl Simulation {
         self.rng.random_range(0..length.min(self.disorder))
     }
 
-    /// Sends all transactions and waits for all answers. `step` runs before each step.
+    /// Sends all transactions and waits for all answers. `step` is called at the start of each iteration.
     fn run(
         &mut self,
         history: &[Arc<Transaction>],
