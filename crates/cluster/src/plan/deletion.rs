@@ -30,8 +30,8 @@ pub(super) fn guard(draft: &mut Draft) {
     }
 }
 
-/// Plans for an EtcdCluster that is being deleted. Returns true if the backup needs the members, so that the other
-/// phases must keep them running.
+/// Plans for an EtcdCluster that is being deleted. Returns true if the other phases must keep the members running,
+/// because the backup needs them.
 pub(super) fn hold(build: Builder<'_>) -> (Draft<'_>, bool) {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);

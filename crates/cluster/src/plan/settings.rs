@@ -28,7 +28,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
 /// Invariant 26: if the version or the image recorded on a volume differs from the pod that uses the volume, records
 /// the version and the image of the pod.
 ///
-/// Invariant 30: when the version of the pod serves, the record of the version that served before is removed.
+/// Invariant 30: when a member serves with the version of its pod, removes the record of the version that served
+/// before.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;

@@ -53,8 +53,8 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
     last.or_else(|| made_for(pod))
 }
 
-/// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
-/// pulled. `None` if the version of the pod may have run and changed the data.
+/// Invariant 30: the version that last served the data of a member whose pod has never started, because its image
+/// cannot be pulled. `None` if the version of the pod may have run and changed the data.
 ///
 /// Only the PVC records this version: a recreated pod does not record it, and a cluster of one member has no other
 /// source.
@@ -212,8 +212,8 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The etcd version for a new member: the lowest version that a member runs. Only while a member is being replaced
-/// because its pod must be recreated, new members get the target version of the rolling update.
+/// The etcd version for a new member: the lowest version that a member runs. Exception: while a member is being
+/// replaced because its pod must be recreated, new members get the target version of the rolling update.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members

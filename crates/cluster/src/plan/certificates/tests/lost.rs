@@ -1,4 +1,5 @@
-//! Scenarios of lost authorities: their Secret is deleted, emptied or replaced, alone or together with other Secrets.
+//! Scenarios of lost authorities: the Secret of an authority is deleted, emptied or replaced, alone or together with
+//! other Secrets.
 
 use std::time::Duration;
 
