@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// An observation is not interrupted before this time, in which a healthy cluster answers even if a pod ends.
+/// A healthy cluster answers within this time even if a pod ends, so no observation is interrupted earlier.
 const PROMPT: Duration = Duration::from_millis(300);
 /// Replaces [`PROMPT`] if the operator has planned a write that does not need etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);

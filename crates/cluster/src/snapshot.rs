@@ -140,7 +140,7 @@ pub struct Observed {
     pub resource_version: String,
     /// True if `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The UID of the EtcdRestore that owns the EtcdCluster now; `None` without a restore.
+    /// The UID of the EtcdRestore that holds the restore lock of the EtcdCluster; `None` without a restore lock.
     pub claimed_by: Option<String>,
     /// `status.bootstrap`.
     pub intent: Option<Intent>,

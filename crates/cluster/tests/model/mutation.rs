@@ -136,7 +136,7 @@ pub(crate) enum Mutation {
     /// Volumes of members that other software removed are deleted at once. A test in the module `removed` must detect
     /// this mistake, `ForgetsTheMajority` and `StartsEvidence`.
     TakesEvidenceForLeftovers,
-    /// The operator ignores the record that a majority of the voters vanished.
+    /// The operator ignores the record that other software removed a majority of the voters.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,

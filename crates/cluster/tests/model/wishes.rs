@@ -25,7 +25,7 @@ const APPENDED: u64 = 6_000;
 /// The size of a database that is not full.
 const SMALL: i64 = 100;
 
-/// The settings that the user has changed, the active alarms, and the records about alarms.
+/// The settings that the user has changed, the active alarms, and the records in the status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.
