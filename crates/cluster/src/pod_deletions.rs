@@ -35,8 +35,8 @@ impl PodDeletions {
         }
     }
 
-    /// Subscribes to the ends of pods. The caller must subscribe before it reads the pods, because a pod may end right
-    /// after the read.
+    /// Subscribes to notifications about ended pods. The caller must subscribe before it reads the pods, because a pod
+    /// may end right after the read.
     pub fn subscribe(&self, uid: &str) -> Subscription {
         let mut senders = self.senders();
         senders.retain(|_, sender| sender.receiver_count() > 0);

@@ -258,7 +258,8 @@ pub struct Desired {
     pub image: String,
     /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
-    /// `spec.memberReplacement.after`: how long a member may be down on a lost node before it is replaced.
+    /// `spec.memberReplacement.after`: how long a member may be down, for example on a lost node, before it is
+    /// replaced.
     pub replace_after: Duration,
     /// `spec.memberReplacement.keepVolumes`: how long the operator keeps the volume of a member that other software
     /// removed from etcd.

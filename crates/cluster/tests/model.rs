@@ -230,8 +230,7 @@ fn etcd_before_3_4_scales_up_without_learners() {
 }
 
 /// With etcd 3.3, a suspended process tries to remove the annotation `started` of the second member. This fails,
-/// because the process that continues the start renews the annotation. With the deliberate mistake, that process renews
-/// nothing.
+/// because the process that continues the start renews the annotation. With the mistake, that process renews nothing.
 #[test]
 fn invariant_6_suspended_operator_removes_no_renewed_started_annotation() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);

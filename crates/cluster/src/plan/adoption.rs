@@ -154,7 +154,7 @@ pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     Some(draft)
 }
 
-/// Invariant 1: returns the member list if a quorum has answered, and no answer contradicts another.
+/// Invariant 1: returns the member list if a quorum has answered, and all answers and the status name one cluster ID.
 fn answer<'a>(
     recorded: Option<ClusterId>,
     (reason, what): (Reason, &str),

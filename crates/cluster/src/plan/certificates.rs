@@ -94,7 +94,7 @@ pub(super) fn keep<'a>(
     draft
 }
 
-/// Only renews existing certificates, so that they do not expire while the spec is invalid.
+/// Renews the existing certificates, so that they do not expire while the spec is invalid. Makes no other change.
 pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let Some(keeper) = Keeper::of(build) else {

@@ -103,7 +103,7 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     }
 }
 
-/// If certificates are invalid, removes the start of members and the stop of serving members. Returns true if
+/// If certificates are invalid, removes the actions that start members or stop serving members. Returns true if
 /// certificates prevent starts.
 fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let observed = draft.build.observed;

@@ -20,7 +20,7 @@ fn has(desired: &Desired, finalizer: &str) -> bool {
 }
 
 /// Sets the finalizer while the policy needs it, and removes it otherwise. Waits until the plan is empty, because the
-/// write changes the resourceVersion of the EtcdCluster, which is the precondition of records.
+/// write changes the resourceVersion of the EtcdCluster, which is the precondition of status records.
 pub(super) fn guard(draft: &mut Draft) {
     let desired = draft.build.desired;
     let needed = desired.object.spec.backs_up_before_deletion();

@@ -146,8 +146,7 @@ fn survives(members: &[(String, Member)], name: &str) -> bool {
     found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
-/// The voters of each list: the members' own lists, and the report in the status unless it describes the cluster before
-/// a recovery.
+/// The voters of each list: the members' own lists, and the report in the status unless it describes a former cluster.
 fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
     let mut lists = Vec::new();
     let report = &observed.reported_voters;

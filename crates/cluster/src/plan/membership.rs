@@ -80,7 +80,7 @@ pub(super) fn start<'a>(
     draft
 }
 
-/// Requests the next addition, promotion or removal of a member, or reports why it waits.
+/// Requests the next addition, promotion or removal of a member, or reports why this request waits.
 pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut part = Draft::new(build);

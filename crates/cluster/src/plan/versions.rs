@@ -30,7 +30,7 @@ pub(super) enum Downgrade {
     None,
     /// A downgrade to this version is needed, and etcd must enable it first.
     Allow(String),
-    /// The downgrade is enabled, but some members are not ready for it. The text names these members.
+    /// The downgrade is enabled, but not complete. The text says what the rolling update waits for.
     Settling(String),
     /// The downgrade is enabled, and the previous version can read the data of every member.
     Ready,
@@ -129,7 +129,7 @@ pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String 
         .unwrap_or_else(spec)
 }
 
-/// Plans the version change from the running versions and the spec.
+/// Plans the version change, based on the running versions and the spec.
 pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     let running = running(observed);
     let (Ok(wanted), Some(lowest)) = (EtcdVersion::parse(&desired.version), running.iter().min())

@@ -38,7 +38,7 @@ pub(crate) struct Setup {
     pub(crate) backs_up: bool,
 }
 
-/// An event. Its numbers choose among the objects that exist when the event happens.
+/// An event. A number without a name chooses, for example, one of the members that exist when the event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A round: the operator observes, plans, and executes the whole step.

@@ -18,7 +18,6 @@ use crate::owner::Volume;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
-/// The database quota in the model.
 const QUOTA: i64 = 1000;
 /// The number of entries that one call appends to the log.
 const APPENDED: u64 = 6_000;

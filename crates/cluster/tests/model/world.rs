@@ -215,7 +215,6 @@ pub(crate) struct World {
     pub(crate) others: Option<String>,
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
-    /// True if the EtcdCluster is being deleted.
     pub(crate) deleting: bool,
     /// The time of the request for the deletion.
     pub(crate) deleted_at: u64,
@@ -346,7 +345,6 @@ impl World {
         member_name(self.drawn - 1)
     }
 
-    /// Names for the next plan.
     pub(crate) fn unused_names(&self) -> UnusedNames {
         UnusedNames {
             member: self.drawn,

@@ -271,7 +271,7 @@ fn before_change_event(record: Option<&BeforeChangeStatus>) -> (Event, String) {
     }
 }
 
-/// The Event for this record: the start of a defragmentation of all members, or the success or failure of one member's
+/// The Event for this record: the start of a defragmentation run, or the success or failure of one member's
 /// defragmentation. `None` for all other records.
 fn defragmentation_event(record: &DefragmentationStatus) -> Event {
     let Some(last) = record.members.last() else {

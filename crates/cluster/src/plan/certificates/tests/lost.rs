@@ -62,7 +62,6 @@ impl Story {
         self.settle();
     }
 
-    /// Checks that members are restarted one at a time.
     fn restarts_one_by_one(&mut self) {
         for member in MEMBERS {
             assert_eq!(self.deletes().as_deref(), Some(member));
