@@ -335,8 +335,8 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 /// before. A member that is starting accepts the connection but does not answer. Without endpoints, the connection is
 /// refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
-/// After [`CLOSED`], the Services select their pods even if no etcd container runs yet, so that no member waits for a
-/// single pod.
+/// After [`CLOSED`], the Services select their pods even if no etcd container runs yet, so that the bootstrap
+/// does not depend on one pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)

@@ -41,6 +41,7 @@ pub(super) fn mismatch(
 
 /// Invariant 39: reports a pinned image that contains another version than `spec.version`. Returns true if the rolling
 /// update must wait.
+///
 /// Sets the version in the annotation of each pod with a pinned image to the version that its member reports. The
 /// rolling update therefore continues whether the user corrects `spec.version` or `spec.image`.
 pub(super) fn stops(view: &View, draft: &mut Draft) -> bool {

@@ -87,9 +87,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Builds the Service of a member, with the UID of the observed Service. With this UID, the request fails if the
-    /// Service was deleted. The operator must not create the Service again, because the member's name must not be used
-    /// again.
+    /// Builds a member's Service with the UID of the observed Service, so that the request fails if the Service was
+    /// deleted. The operator must not create the Service again, because the member's name must not be used again.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());

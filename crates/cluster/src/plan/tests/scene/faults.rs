@@ -29,7 +29,7 @@ impl Scene {
         self
     }
 
-    /// Marks the node of the pod as lost since this number of seconds ago. etcd in the pod does not answer.
+    /// Marks the node of the pod as lost for the last `seconds` seconds. etcd in the pod does not answer.
     pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
         self.down(member).with_pod(member, |pod| {
             pod.ready = false;
