@@ -216,7 +216,7 @@ pub(crate) struct World {
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
     pub(crate) deleting: bool,
-    /// The time of the request for the deletion.
+    /// The time of the request to delete the EtcdCluster.
     pub(crate) deleted_at: u64,
     /// True if the EtcdCluster has the finalizer that holds its deletion.
     pub(crate) guarded: bool,
