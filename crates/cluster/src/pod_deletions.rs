@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// An observation is not interrupted before this time, in which a healthy cluster answers even if a pod ends.
+/// A healthy cluster answers within this time even if a pod ends, so no observation is interrupted earlier.
 const PROMPT: Duration = Duration::from_millis(300);
 /// Replaces [`PROMPT`] if the operator has planned a write that does not need etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);
@@ -35,8 +35,8 @@ impl PodDeletions {
         }
     }
 
-    /// Subscribes to the ends of pods. The caller must subscribe before it reads the pods, because a pod may end right
-    /// after the read.
+    /// Subscribes to notifications about ended pods. The caller must subscribe before it reads the pods, because a pod
+    /// may end right after the read.
     pub fn subscribe(&self, uid: &str) -> Subscription {
         let mut senders = self.senders();
         senders.retain(|_, sender| sender.receiver_count() > 0);

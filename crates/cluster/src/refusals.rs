@@ -1,4 +1,4 @@
-//! Back-off for starts of members that the API server has rejected.
+//! Back-off after the API server has rejected the start of a member.
 //!
 //! The start of a member sets the annotation `started` on the member's Service, and removes the annotation if the API
 //! server rejects a later request. Both changes trigger a reconcile at once, so without a back-off, the operator would

@@ -140,7 +140,7 @@ pub struct Observed {
     pub resource_version: String,
     /// True if `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The UID of the EtcdRestore that owns the EtcdCluster now; `None` without a restore.
+    /// The UID of the EtcdRestore that holds the restore lock of the EtcdCluster; `None` without a restore lock.
     pub claimed_by: Option<String>,
     /// `status.bootstrap`.
     pub intent: Option<Intent>,
@@ -258,7 +258,8 @@ pub struct Desired {
     pub image: String,
     /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
-    /// `spec.memberReplacement.after`: how long a member may be down on a lost node before it is replaced.
+    /// `spec.memberReplacement.after`: how long a member may be down, for example on a lost node, before it is
+    /// replaced.
     pub replace_after: Duration,
     /// `spec.memberReplacement.keepVolumes`: how long the operator keeps the volume of a member that other software
     /// removed from etcd.

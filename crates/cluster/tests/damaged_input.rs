@@ -28,7 +28,7 @@ const COREOS: &str = r#"{"metadata":{"name":"db-7xwq2m4n6b","namespace":"prod","
 {"exitCode":137,"reason":"OOMKilled","message":"panic: tocommit(11) is out of range [lastIndex(8)]",
 "startedAt":"2026-11-20T00:00:00Z","finishedAt":"2026-11-20T23:00:00Z"}}}]}}"#;
 
-/// A member of this operator. Its kubelet has been silent for minutes.
+/// A member's pod of this operator. The kubelet of its node has been silent for minutes.
 const LOST: &str = r#"{"metadata":{"name":"db-aaaaaaaaaa","namespace":"prod","uid":"pod-a",
 "creationTimestamp":"2026-11-20T00:00:00Z","deletionTimestamp":"2026-11-21T00:15:30Z","deletionGracePeriodSeconds":30,
 "annotations":{"etcd.database.coreos.com/cluster-id":"14841639068965178418","etcd.version":"3.6.16"},

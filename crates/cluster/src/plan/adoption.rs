@@ -3,7 +3,7 @@
 //! existing etcd cluster.
 //!
 //! The operator records the cluster ID that a quorum of the existing members reports, and never bootstraps such a
-//! cluster (invariant 7). Other modules replace the members later.
+//! cluster (invariant 7). Other modules later replace the existing members.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +59,8 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     Some(draft)
 }
 
-/// Records the cluster that the annotation `join` of the EtcdCluster names; `None` without this annotation.
+/// Records the existing cluster at the URLs in the annotation `join` of the EtcdCluster; `None` without this
+/// annotation.
 pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     if observed.join.is_empty() {
@@ -153,7 +154,7 @@ pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     Some(draft)
 }
 
-/// Invariant 1: returns the member list if a quorum has answered, and no answer contradicts another.
+/// Invariant 1: returns the member list if a quorum has answered, and all answers and the status name one cluster ID.
 fn answer<'a>(
     recorded: Option<ClusterId>,
     (reason, what): (Reason, &str),

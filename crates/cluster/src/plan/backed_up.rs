@@ -2,7 +2,7 @@
 //! after a user has waived the backup.
 //!
 //! Before an upgrade and before a removal of members, the operator records a request for a backup in the status
-//! (invariant 10). The backup operator reads the request there, makes the backup, and reports it in
+//! (invariant 10). The backup operator reads the request there, makes the backup, and reports the backup in
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks the age
 //! of the backup only then: a change that has started continues with the recorded backup.
 //!

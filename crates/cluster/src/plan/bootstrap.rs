@@ -21,7 +21,8 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// This long after the creation of a first member's pod, the Services get their endpoints even if no member runs.
+/// This long after the creation of a first member's pod, the Services select their pods, even if no etcd container
+/// runs.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
 /// Starts a bootstrap or, if the status has lost its record, records the existing cluster again.
@@ -195,8 +196,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Records a cluster ID on pods or volumes again if it belongs to this bootstrap (invariant 7). Reports the ID of
-/// another cluster as a problem. Returns true if an ID was found.
+/// Looks for a cluster ID on pods and volumes. Records an ID of this bootstrap in the status again (invariant 7), and
+/// reports the ID of another cluster as a problem. Returns true if an ID was found.
 fn remember(intent: &Intent, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let pods = observed
@@ -334,7 +335,8 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 /// before. A member that is starting accepts the connection but does not answer. Without endpoints, the connection is
 /// refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
-/// After [`CLOSED`], the Services get endpoints even if no member runs, so that no member depends on a single pod.
+/// After [`CLOSED`], the Services select their pods even if no etcd container runs yet, so that the bootstrap
+/// does not depend on one pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)

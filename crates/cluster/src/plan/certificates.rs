@@ -13,7 +13,7 @@
 //!
 //! A lost CA is replaced in the same steps. The new CA does not sign before every member trusts it. Until then, members
 //! keep their certificates, and only their trust bundles are rewritten. [`rejoin`] restarts the members that these
-//! steps cannot reach, because their CAs have expired or are not shared.
+//! steps cannot reach, because the CAs of these members have expired or differ.
 
 mod notify;
 mod rejoin;
@@ -94,7 +94,7 @@ pub(super) fn keep<'a>(
     draft
 }
 
-/// Only renews existing certificates, so that they do not expire while the spec is invalid.
+/// Renews the existing certificates, so that they do not expire while the spec is invalid. Makes no other change.
 pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let Some(keeper) = Keeper::of(build) else {
@@ -364,7 +364,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// The signing CA. `None` if its Secret is incomplete, or its certificate is not valid now.
+    /// The signing CA. `None` if the trust bundle in its Secret is incomplete, or its certificate has expired.
     fn signer(&self, scope: CaScope) -> Option<(&Held, &Leaf)> {
         let held = self.certificates.signer(scope)?;
         let signs = held.certificate.as_ref()?;

@@ -14,8 +14,8 @@ use crate::clock::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
-/// A member's Service gets endpoints at the latest this long after the creation of the member's pod, even if other
-/// members have not started.
+/// A member's Service gets endpoints at the latest this long after the creation of the member's pod, even if another
+/// joining member has not completed its requests.
 const CLOSED: Duration = Duration::from_secs(5);
 
 /// A joining member has certainly completed its requests to the other members this long after its container started.

@@ -3,8 +3,8 @@
 //! 1. **Priority** is the order in which the phases are called. A phase neither reads nor changes the actions of
 //!    another phase. If several phases request a change of the members, the plan keeps only the first (invariant 2).
 //! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets an
-//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits for any action, for changes of the
-//!    members, or for restarts.
+//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits while the plan contains any action, a
+//!    change of the members, or a restart.
 //! 3. **Certificates forbid actions** (invariant 20). [`settle`] removes forbidden actions once, after all other
 //!    phases. It removes whole chains, because the actions of a chain depend on each other. It also removes a forbidden
 //!    change of the members.
@@ -103,7 +103,7 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     }
 }
 
-/// If certificates are invalid, removes the start of members and the stop of serving members. Returns true if
+/// If certificates are invalid, removes the actions that start members or stop serving members. Returns true if
 /// certificates prevent starts.
 fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let observed = draft.build.observed;

@@ -20,7 +20,7 @@ fn has(desired: &Desired, finalizer: &str) -> bool {
 }
 
 /// Sets the finalizer while the policy needs it, and removes it otherwise. Waits until the plan is empty, because the
-/// write changes the resourceVersion of the EtcdCluster, which is the precondition of records.
+/// write changes the resourceVersion of the EtcdCluster, which is the precondition of status records.
 pub(super) fn guard(draft: &mut Draft) {
     let desired = draft.build.desired;
     let needed = desired.object.spec.backs_up_before_deletion();
@@ -30,8 +30,8 @@ pub(super) fn guard(draft: &mut Draft) {
     }
 }
 
-/// Plans for an EtcdCluster that is being deleted. Returns true if the backup needs the members, so that the other
-/// phases must keep them running.
+/// Plans for an EtcdCluster that is being deleted. Returns true if the other phases must keep the members running,
+/// because the backup needs them.
 pub(super) fn hold(build: Builder<'_>) -> (Draft<'_>, bool) {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);

@@ -35,7 +35,7 @@ pub(super) struct Evidence {
     pub(super) members: Vec<(String, Member)>,
     /// True if the data of a majority is lost, or will be deleted together with terminating pods.
     pub(super) is_lost: bool,
-    /// True if the data of a majority is lost, and no Kubernetes object of the lost members exists.
+    /// True if the data of a majority is lost, and `is_something_left` is false for each lost member.
     pub(super) is_lost_for_sure: bool,
     /// True if no quorum of voters answers, whether or not the silent voters have their data.
     pub(super) is_silent: bool,
@@ -70,8 +70,8 @@ impl Evidence {
         }
     }
 
-    /// The survivor from which a recovery starts: the survivor with the highest committed index or, of several with
-    /// this index, the survivor with the highest applied index.
+    /// The survivor from which a recovery starts. Of all survivors that can send a snapshot, it has the highest
+    /// committed index or, of several with this index, the highest applied index.
     pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
         let survivors = self.members.iter().filter_map(|(name, member)| {
             let Member::Survives(status) = member else {
@@ -95,7 +95,7 @@ impl Evidence {
         })
     }
 
-    /// The voters with data that is lost, being deleted, or damaged.
+    /// The voters whose data is lost, being deleted, or damaged.
     pub(super) fn lost(&self) -> Vec<String> {
         let has_data = |name: &String| {
             let found = self.members.iter().find(|(other, _)| other == name);
@@ -146,8 +146,7 @@ fn survives(members: &[(String, Member)], name: &str) -> bool {
     found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
-/// The voters of each list: the members' own lists, and the report in the status unless it describes the cluster before
-/// a recovery.
+/// The voters of each list: the members' own lists, and the report in the status unless it describes a former cluster.
 fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
     let mut lists = Vec::new();
     let report = &observed.reported_voters;

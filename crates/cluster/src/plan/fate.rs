@@ -57,7 +57,7 @@ const FAILED_RESTARTS: i32 = 5;
 const VOLUME_LOST: &str = "the volume of the member is lost: the PersistentVolumeClaim exists, but its \
                            PersistentVolume does not";
 
-/// The fate of a member, and the time at which the fate changes without any event.
+/// The fate of a member, and the time at which this fate changes even if no object changes.
 pub(super) struct Decision {
     pub(super) fate: Fate,
     /// Time at which the member counts as lost if nothing changes; `None` if the fate does not depend on time.
@@ -222,8 +222,8 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
 /// is in the logs of a majority of the old voters. Each majority of the remaining voters contains a voter with the
 /// write, and that voter elects only a leader with the write.
 ///
-/// If the node returns, its etcd learns from the other members that it was removed, and the operator deletes its pod
-/// and its volume.
+/// If the node returns, the member's etcd learns from the other members that the member was removed. The operator
+/// deletes its pod and its volume.
 fn lost_node(facts: &Facts, pod: &Pod) -> Option<Failure> {
     let since = pod.lost_since?;
     let why = format!("the node of the member has been lost since {since}");

@@ -38,7 +38,7 @@ pub(super) fn keep(build: Builder<'_>) -> Draft<'_> {
     draft
 }
 
-/// Only publishes the certificates that cert-manager has issued, so that they do not expire while the spec is invalid.
+/// Publishes the certificates that cert-manager has issued, so that they do not expire while the spec is invalid.
 pub(super) fn publish(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let certificates = &build.observed.certificates;
@@ -64,8 +64,9 @@ pub(super) fn publish(build: Builder<'_>) -> Draft<'_> {
     draft
 }
 
-/// Reports the problem of a certificate. The problem of an unpublished certificate of members or operators is a fault
-/// of its Secret, which other phases report.
+/// Reports the problem of a certificate. Exceptions for members and operators: other phases report an unpublished
+/// certificate as a fault of its Secret, and `CertificateNotIssued` is no problem while an earlier certificate is
+/// published.
 fn report(pair: &Pair, draft: &mut Draft) {
     let Some((code, text)) = &pair.problem else {
         return;

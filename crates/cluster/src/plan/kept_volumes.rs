@@ -97,7 +97,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// Deletes the record of a removal from the PVC of a member that is still in etcd's list and stays.
+/// If a member is still in etcd's list and stays, deletes the record of its removal on its PVC.
 pub(super) fn clear<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let shrinks = view.staying().count() > build.desired.size;

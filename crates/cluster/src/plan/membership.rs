@@ -80,7 +80,7 @@ pub(super) fn start<'a>(
     draft
 }
 
-/// Requests the next addition, promotion or removal of a member, or reports why it waits.
+/// Requests the next addition, promotion or removal of a member, or reports why this request waits.
 pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut part = Draft::new(build);
@@ -105,7 +105,7 @@ pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) 
     part
 }
 
-/// Reports a voter that does not serve. The voter is not being replaced and does not count as lost.
+/// Reports a voter that does not serve, but is not being replaced and does not count as lost.
 fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     if let Some(at) = member.gone_at {
         let text = format!(

@@ -56,7 +56,7 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     draft
 }
 
-/// True if at least one pod or volume exists, and all of them have the cluster ID.
+/// True if at least one pod or volume of this cluster exists, and all of them have the cluster ID.
 fn is_marked(observed: &Observed) -> bool {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let pods = observed.pods.values().filter(|pod| pod.stays());
@@ -71,7 +71,7 @@ fn is_marked(observed: &Observed) -> bool {
     ours.peek().is_some() && ours.all(|(_, cluster_id)| cluster_id == observed.cluster_id)
 }
 
-/// Maintains the PodDisruptionBudget: a node drain leaves a quorum of the voters.
+/// Maintains the PodDisruptionBudget, so that a node drain leaves a quorum of the voters.
 pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let quorum = quorum_of(view.voters().count());
     let (wanted, kept) = (build.desired.budget, build.observed.shared.budget);

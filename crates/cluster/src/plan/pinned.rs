@@ -43,7 +43,7 @@ pub(super) fn mismatch(
 /// update must wait.
 ///
 /// Sets the version in the annotation of each pod with a pinned image to the version that its member reports. The
-/// rolling update therefore continues if the user corrects `spec.version`, and if the user corrects `spec.image`.
+/// rolling update therefore continues whether the user corrects `spec.version` or `spec.image`.
 pub(super) fn stops(view: &View, draft: &mut Draft) -> bool {
     let (desired, observed, _) = draft.build.inputs();
     let mut waits = false;

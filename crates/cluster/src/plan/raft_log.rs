@@ -76,7 +76,7 @@ pub(super) fn is_prepared<'a>(
     false
 }
 
-/// Removes the record when no member needs it. The record would be wrong after a downgrade to 3.5 or earlier.
+/// Removes the record `status.raftLog` when no member needs it. It would be wrong after a downgrade to 3.5 or earlier.
 pub(super) fn forget(course: &Course, view: &View, draft: &mut Draft) {
     let upgrades = course
         .target

@@ -367,7 +367,7 @@ impl<'a> Scene<'a> {
         text
     }
 
-    /// Invariant 10: the operator records the decision before it creates any object.
+    /// Records the decision for a recovery. Invariant 10: the operator creates no object before this record.
     fn begin(
         &self,
         intent: &Intent,

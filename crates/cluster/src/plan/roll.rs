@@ -371,8 +371,8 @@ fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     with_note((&member.name, member.disk), version, change, draft);
 }
 
-/// Adds the change of a member to the plan, after the record of its version and image on its volume. If the spec has no
-/// image for this version, the member keeps its version, so the image of its pod is recorded.
+/// Adds the change of a member to the plan. An action before the change records the version and the image on the PVC.
+/// If the spec has no image for the version, the member keeps its version, so the image of its pod is recorded.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
@@ -432,7 +432,7 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// The next member to replace because its pod must be recreated and contains its only data, with the reason. The result
+/// The next member to replace, and the reason: its pod must be recreated, and has the only copy of its data. The result
 /// stays the same until the replacement is complete, because it depends only on the members.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),

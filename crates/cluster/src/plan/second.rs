@@ -1,5 +1,5 @@
 //! The second member of a cluster before etcd 3.4. It joins as a voter, so from its addition until it runs, the cluster
-//! has no quorum. Only the member list on the first member's disk contains the second member.
+//! has no quorum. The operator then finds the second member only in the member list on the first member's disk.
 
 use std::collections::BTreeSet;
 

@@ -25,10 +25,10 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: if the version or the image recorded on a volume differs from the pod that uses the volume, records
-/// the version and the image of the pod.
+/// Invariant 26: if a volume records another version or image than its pod has, records the version and the image of
+/// the pod.
 ///
-/// Invariant 30: when the version of the pod serves, the record of the version that served before is removed.
+/// Invariant 30: when a member serves with its pod's version, removes the record of the version that served before.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;

@@ -2,8 +2,8 @@
 //! that need it, and is recorded in `status.defragmentation`.
 //!
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
-//! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
-//! first transfers its leadership. The operator records the member in the status before the call (invariant 10).
+//! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last,
+//! after it has transferred its leadership. Before the call, the status records the member (invariant 10).
 
 mod alarms;
 mod schedule;

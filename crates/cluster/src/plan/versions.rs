@@ -30,7 +30,7 @@ pub(super) enum Downgrade {
     None,
     /// A downgrade to this version is needed, and etcd must enable it first.
     Allow(String),
-    /// The downgrade is enabled, but some members are not ready for it. The text names these members.
+    /// The downgrade is enabled, but not complete. The text says what the rolling update waits for.
     Settling(String),
     /// The downgrade is enabled, and the previous version can read the data of every member.
     Ready,
@@ -53,8 +53,8 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
     last.or_else(|| made_for(pod))
 }
 
-/// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
-/// pulled. `None` if the version of the pod may have run and changed the data.
+/// Invariant 30: the version that last served the data of a member whose pod has never started, because its image
+/// cannot be pulled. `None` if the version of the pod may have run and changed the data.
 ///
 /// Only the PVC records this version: a recreated pod does not record it, and a cluster of one member has no other
 /// source.
@@ -129,7 +129,7 @@ pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String 
         .unwrap_or_else(spec)
 }
 
-/// Plans the version change from the running versions and the spec.
+/// Plans the version change, based on the running versions and the spec.
 pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     let running = running(observed);
     let (Ok(wanted), Some(lowest)) = (EtcdVersion::parse(&desired.version), running.iter().min())
@@ -212,8 +212,8 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The etcd version for a new member: the lowest version that a member runs. Only while a member is being replaced
-/// because its pod must be recreated, new members get the target version of the rolling update.
+/// The etcd version for a new member: the lowest version that a member runs. Exception: while a member is being
+/// replaced because its pod must be recreated, new members get the target version of the rolling update.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members

@@ -187,8 +187,8 @@ impl ClusterOperator {
         context.execute(step).await
     }
 
-    /// Reconciles a cluster from a cached snapshot. `None` if something must be written: the caller then reads all
-    /// objects and plans again (invariant 33).
+    /// Reconciles a cluster from a cached snapshot. `None` without a usable snapshot, or if something must be written:
+    /// the caller then reads all objects and plans again (invariant 33).
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let mut subscription = self.deletions.subscribe(&uid);

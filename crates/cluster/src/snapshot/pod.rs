@@ -12,8 +12,8 @@ use member::{Changed, Difference};
 pub struct Pod {
     /// UID of the pod, the precondition for deleting it.
     pub uid: String,
-    /// True if the EtcdCluster owns the pod and the pod has its labels. False, for example, if the EtcdCluster was
-    /// deleted without its children.
+    /// True if the EtcdCluster owns the pod, and the pod has the labels of the cluster. False, for example, if the
+    /// EtcdCluster was deleted without its children.
     pub owned: bool,
     /// The cluster token in the pod's annotations.
     pub token: Option<String>,
@@ -23,7 +23,7 @@ pub struct Pod {
     pub version: Option<String>,
     /// The image that the operator requested for the etcd container.
     pub image: String,
-    /// The last change of the image in place; `None` after the member has become healthy again.
+    /// The last in-place change of the image, until the member is healthy again; otherwise `None`.
     pub changed: Option<Changed>,
     /// The flags of etcd and the names of its environment variables, without the values.
     pub flags: BTreeSet<String>,

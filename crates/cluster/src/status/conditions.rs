@@ -95,7 +95,7 @@ fn tls_ready(report: &Report) -> Option<Finding> {
 }
 
 /// Computes the condition `Available`: true if etcd has answered a linearizable request for the member list, so that a
-/// quorum serves.
+/// quorum serves, and if the client Service has endpoints.
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {

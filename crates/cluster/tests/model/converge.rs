@@ -10,7 +10,7 @@ use crate::others::is_elsewhere;
 use crate::run::{Fault, Run, said};
 use crate::writes::Plan;
 
-/// A cluster must converge within this number of rounds after the last fault.
+/// Number of rounds within which a cluster must converge after the last fault, without TLS changes and new CAs.
 const ROUNDS: usize = 450;
 
 impl crate::world::World {

@@ -19,7 +19,6 @@ impl Mutation {
     }
 }
 
-/// Generates a run from the seed.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     /// The version 3.5.35, as an index into `VERSIONS`.
     const PREVIOUS: u8 = 2;

@@ -60,7 +60,6 @@ impl Data {
     }
 }
 
-/// A running etcd process.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
@@ -261,7 +260,7 @@ pub(crate) struct Moved {
 }
 
 impl Cluster {
-    /// One tick of a group: elects a leader, replicates the log, and accepts a write of a client.
+    /// One tick of a group: elects a leader, replicates the log and, if `writes` is true, accepts a write of a client.
     pub(crate) fn step(
         &mut self,
         (group, now): (usize, u64),

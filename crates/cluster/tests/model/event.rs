@@ -38,7 +38,7 @@ pub(crate) struct Setup {
     pub(crate) backs_up: bool,
 }
 
-/// An event. Its numbers choose among the objects that exist when the event happens.
+/// An event. A number without a name chooses, for example, one of the members that exist when the event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A round: the operator observes, plans, and executes the whole step.
@@ -143,7 +143,7 @@ pub(crate) enum Event {
     Mistrust(u8),
     /// A pod reaches the phase `Failed`, and its object remains.
     EndPod(u8),
-    /// The owner pauses the operator, or resumes it.
+    /// The user pauses the operator, or resumes it.
     Pause,
     /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new EtcdCluster with the same
     /// name. Retained volumes stay.
@@ -270,7 +270,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
     }
 }
 
-/// The constructor of a kind of fault, and how often the fault occurs compared with other faults.
+/// How often a kind of fault occurs compared with other kinds, and the constructor of the fault.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
 const KINDS: [Kind; 48] = [

@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Invariant 7: objects with another cluster's ID do not belong to this cluster.
+    /// Invariant 7: objects with the ID of another cluster are neither started nor deleted.
     fn judge_foreign(&mut self, member: &str, what: &str) {
         let foreign = self
             .marks(member)

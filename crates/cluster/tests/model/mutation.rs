@@ -54,7 +54,7 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before its Service gets the annotation `started`.
     MarksLate,
-    /// A start does not renew an annotation `started` that another process set. Another test detects this mistake.
+    /// A start does not renew an annotation `started` that another process set. A test in `model.rs` detects this.
     TrustsMarksOfOthers,
     /// The annotation `started` is removed although the pod may have been created.
     TakesMarksBackBlindly,
@@ -106,7 +106,7 @@ pub(crate) enum Mutation {
     ForgetsTheNotedVersion,
     /// Members change their version without a backup, although the spec requires a backup.
     ChangesWithoutBackup,
-    /// A member that was drained from the client Service does not get its endpoints back.
+    /// A member that was drained from the client Service does not become an endpoint again.
     LeavesMembersOut,
     /// All members are drained from the client Service at the same time.
     TakesAllOut,
@@ -136,7 +136,7 @@ pub(crate) enum Mutation {
     /// Volumes of members that other software removed are deleted at once. A test in the module `removed` must detect
     /// this mistake, `ForgetsTheMajority` and `StartsEvidence`.
     TakesEvidenceForLeftovers,
-    /// The operator ignores the record that a majority of the voters vanished.
+    /// The operator ignores the record that other software removed a majority of the voters.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,

@@ -182,7 +182,7 @@ impl World {
         voters.filter(|(_, one)| !is_elsewhere(&one.name)).count() >= self.size
     }
 
-    /// True if no member is external or has a pod of coreos/etcd-operator.
+    /// True if every member has a pod that this operator created.
     pub(crate) fn is_all_ours(&self) -> bool {
         let members = self
             .recorded()

@@ -1,4 +1,5 @@
-//! Deliberate mistakes about changes by the owner of the cluster, and about clusters that this operator did not start.
+//! Deliberate mistakes about changes by users (pause, deletion, volumes), and about clusters that this operator did not
+//! start.
 
 use crate::writes::{Change, Write};
 use cluster::plan::{Data, View};

@@ -1,6 +1,6 @@
-//! Changes by the owner of a cluster, except changes of the size and the version: the owner pauses the operator,
-//! deletes the EtcdCluster, changes the volumes, or breaks a Secret with certificates. This file also contains pods
-//! that reach the phase `Failed`.
+//! Changes by users, except changes of the size and the version: a user pauses the operator, deletes the EtcdCluster,
+//! changes the volumes, or breaks a Secret with certificates. This file also contains pods that reach the phase
+//! `Failed`.
 
 use crate::writes::Write;
 use cluster::snapshot::{Claim, Observed, Seen};

@@ -48,7 +48,8 @@ impl World {
         }
     }
 
-    /// Invariant 1: while the member list is unknown, the operator deletes no object and changes no member.
+    /// Invariant 1: while the member list is unknown, the operator changes no member, and deletes only pods whose
+    /// deletion loses no data.
     fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
         if observed.cluster_id.is_none() {
             return;

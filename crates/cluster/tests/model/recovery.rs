@@ -138,8 +138,8 @@ impl World {
 
     // ---- checks of a recovery ----
 
-    /// Checks the start of a recovery: a person or the policy has decided it, and no answering member has more data
-    /// than the survivor.
+    /// Checks the start of a recovery: a person or the policy has approved the recovery, and no answering member has
+    /// more data than the survivor.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {

@@ -28,7 +28,6 @@ impl Mutation {
     }
 }
 
-/// Generates a run from the seed.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     /// The versions that the spec requests, as indexes into `VERSIONS`: 3.6.999, which has no image, and 3.6.16.
     const NEXT: [u8; 3] = [6, 6, 4];

@@ -1,5 +1,5 @@
-//! Rounds that plan from watch caches (invariant 33). The caches of different kinds may be stale by different times,
-//! and etcd's answers are current.
+//! Rounds that plan from watch caches (invariant 33). Each kind of object has a cache, and the caches may have
+//! different ages. etcd's answers are current.
 //!
 //! If the plan from the caches contains a step, or if the status would change, the operator reads all objects and plans
 //! again. The deliberate mistake in this file executes the plan from the caches.

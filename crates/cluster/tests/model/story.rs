@@ -9,7 +9,7 @@ use crate::event::{Event, draw};
 use crate::mutation::Mutation;
 use crate::run::{Run, Setup};
 
-/// The result of the run that a seed determines.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     pub(crate) rounds: usize,

@@ -104,7 +104,7 @@ impl Switch {
     }
 }
 
-/// The first policy of a run with TLS.
+/// The number of the first TLS policy of a run: a cluster that this operator did not start has no TLS at first.
 pub(crate) fn first(drawn: u8, begun: Begun) -> u8 {
     if begun == Begun::Here { drawn } else { 0 }
 }
@@ -154,7 +154,7 @@ impl World {
 
     // ---- writes of the operator ----
 
-    /// Sets the operator that sends the writes from now on.
+    /// Sets the observation of the operator that sends the following writes.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
         if self.plays_authorities() {
             let certificates = &observed.certificates;
@@ -232,7 +232,8 @@ impl World {
 
     // ---- connections between members ----
 
-    /// True if `from` can connect to `to` at this URL, according to the flags of both members.
+    /// True if `from` can connect to `to` at this URL, according to the flags of both members and the ports of the
+    /// Service.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;

@@ -18,14 +18,13 @@ use crate::owner::Volume;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
-/// The database quota in the model.
 const QUOTA: i64 = 1000;
 /// The number of entries that one call appends to the log.
 const APPENDED: u64 = 6_000;
 /// The size of a database that is not full.
 const SMALL: i64 = 100;
 
-/// The settings that the user has changed, the active alarms, and the records about alarms.
+/// The settings that the user has changed, the active alarms, and the records in the status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.

@@ -215,9 +215,8 @@ pub(crate) struct World {
     pub(crate) others: Option<String>,
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
-    /// True if the EtcdCluster is being deleted.
     pub(crate) deleting: bool,
-    /// The time of the request for the deletion.
+    /// The time of the request to delete the EtcdCluster.
     pub(crate) deleted_at: u64,
     /// True if the EtcdCluster has the finalizer that holds its deletion.
     pub(crate) guarded: bool,
@@ -346,7 +345,6 @@ impl World {
         member_name(self.drawn - 1)
     }
 
-    /// Names for the next plan.
     pub(crate) fn unused_names(&self) -> UnusedNames {
         UnusedNames {
             member: self.drawn,

@@ -30,7 +30,7 @@ const MANAGER_BEFORE_CHANGE: &str = "etcd-operator-before-change";
 /// Field manager of `status.TLS`, the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
-/// All fields of the status that identify a cluster.
+/// The status fields that identify the cluster, and the fields of its recovery. Each write contains all of them.
 struct Identity<'a> {
     intent: Option<&'a Intent>,
     cluster_id: Option<ClusterId>,
@@ -68,7 +68,7 @@ impl<'a> Identity<'a> {
 }
 
 impl Builder<'_> {
-    /// Records a new bootstrap or, with a cluster ID, the existing cluster to which the pods and PVCs belong.
+    /// Records a new bootstrap or, with a cluster ID, the existing cluster that has this ID.
     pub(crate) fn record_intent(&self, intent: &Intent, cluster_id: Option<ClusterId>) -> Action {
         let identity = Identity {
             intent: Some(intent),
@@ -271,7 +271,7 @@ fn before_change_event(record: Option<&BeforeChangeStatus>) -> (Event, String) {
     }
 }
 
-/// The Event for this record: the start of a defragmentation of all members, or the success or failure of one member's
+/// The Event for this record: the start of a defragmentation run, or the success or failure of one member's
 /// defragmentation. `None` for all other records.
 fn defragmentation_event(record: &DefragmentationStatus) -> Event {
     let Some(last) = record.members.last() else {

@@ -44,8 +44,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Creates the Service of a new member, without an Event, because `MemberStarted` reports the member. `started`: the
-    /// Service has the annotation `started`. `closed`: the Service gets no endpoints yet.
+    /// Creates the Service of a new member, without an Event, because the Event `MemberStarted` reports the member.
+    /// `started`: the Service has the annotation `started`. `closed`: the Service gets no endpoints yet.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);
@@ -87,7 +87,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Builds the Service of a member with the observed UID. With this UID, the request fails if the Service was
+    /// Builds a member's Service with the UID of the observed Service, so that the request fails if the Service was
     /// deleted. The operator must not create the Service again, because the member's name must not be used again.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);

@@ -57,7 +57,7 @@ pub struct Start {
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
-    /// The last actions of a start: create the PVC, for a member on a volume, and then the pod.
+    /// The last actions of a start: create the PVC (only for a member on a volume), and then the pod.
     pub(crate) fn create_volume_and_pod(&self, start: &Start) -> Result<Vec<Action>, Explanation> {
         let volume = start.durable.then(|| self.create_volume(start));
         volume.into_iter().chain([self.create_pod(start)]).collect()

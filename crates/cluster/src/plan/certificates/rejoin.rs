@@ -1,5 +1,5 @@
-//! Restarts members that other members or the operator cannot reach, because the member's certificate authorities (CAs)
-//! have expired or are missing.
+//! Restarts members that other members or the operator cannot reach, because certificate authorities (CAs) of these
+//! members have expired or are missing.
 //!
 //! etcd reads its trust bundle only at its start. The operator therefore restarts such members with all CAs, one at a
 //! time, with or without a quorum. It restarts only members on volumes that are not being deleted, so no acknowledged
@@ -205,8 +205,8 @@ impl Keeper<'_> {
         self.certificates.leaf(owner, used)?.certificate.as_ref()
     }
 
-    /// Reports members without volumes that the operator cannot restart, because the running members would reject their
-    /// replacements.
+    /// Reports members without volumes that need new CAs. Such a member must be replaced instead of restarted, but the
+    /// running members would reject the replacement.
     fn without_volumes(&self, draft: &mut Draft) {
         if self.accepts_new_members() {
             return;

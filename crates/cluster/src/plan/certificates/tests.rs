@@ -70,8 +70,8 @@ fn invariant_20_certificates_are_created_before_pod() {
     }
 }
 
-/// The operator creates the Service, with the annotation `started`, before the member's certificates: it would delete
-/// certificates without a Service as remains of a removed member.
+/// The operator creates the Service, with the annotation `started`, before the certificates: certificates without a
+/// Service count as remains of a removed member. After a rejected certificate, the annotation is removed.
 #[test]
 fn rejected_certificate_removes_started_annotation() {
     let issue = actions::certificate(CertificateWrite::Issue {
@@ -343,7 +343,7 @@ fn expired_authorities_restart_no_member_without_volume() {
     );
 }
 
-/// Invariant 18: while generated certificates replace static ones, members restart one at a time.
+/// Invariant 18: the change from static to generated certificates does not delete all pods at once.
 #[test]
 fn invariant_18_replaced_static_authorities_never_restart_members_together() {
     for durable in [true, false] {

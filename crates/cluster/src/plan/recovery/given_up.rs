@@ -4,9 +4,9 @@
 //! with the data of this seed. The operator stops the seed before the next recovery starts, because the record of that
 //! recovery no longer names this seed.
 //!
-//! Invariant 9: the operator stops the seed only if its survivor answers, so that the data from which the seed started
-//! exists. If the survivor does not answer, the running seed may have the last copy. The PVC of the seed stays until a
-//! quorum answers.
+//! Invariant 9: the operator stops the seed only if its survivor answers, because the data from which the seed started
+//! then still exists. If the survivor does not answer, the running seed may have the last copy. The PVC of the seed
+//! stays until a quorum answers.
 
 use api::cluster::RecoveryPhase;
 

@@ -86,9 +86,9 @@ fn keeps_data(observed: &Observed, member: &str) -> bool {
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// Cancels the recovery if, before the seed has copied the data, the survivor is lost, or does not answer when
-/// `spec.recovery.after` has passed since the start of the recovery. Without another survivor, the operator waits,
-/// because the seed may have the last copy.
+/// Before the seed runs, cancels the recovery if the survivor is lost, or if it does not answer and
+/// `spec.recovery.after` has passed since the start of the recovery. If no survivor answers, the operator waits,
+/// because the seed may have the last copy of the data.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence
@@ -125,7 +125,7 @@ fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> b
     true
 }
 
-/// Cancels this attempt. The next recovery starts a seed with another name.
+/// Cancels the recovery. The next recovery starts a seed with another name.
 fn abandon(record: &RecoveryStatus, why: &str, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     let mut given_up = record.clone();

@@ -406,7 +406,7 @@ fn recreated_cluster_with_external_members_is_recorded_as_joined() {
     assert_eq!(members(&scene), 1);
 }
 
-/// Invariant 18: a joining member must be compatible with the existing members.
+/// Invariant 18: the version of a joining member must be compatible with the versions of the existing members.
 #[test]
 fn joining_member_starts_with_version_compatible_with_external_members() {
     let started = |theirs: &str, wanted: &str| {

@@ -43,7 +43,6 @@ impl Scene {
         self
     }
 
-    /// The record that the plan writes.
     pub(super) fn record_written(&self) -> Option<BeforeChangeStatus> {
         self.writes().into_iter().find_map(|write| match write {
             Write::RecordBeforeChange { record, over } => {

@@ -12,7 +12,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::RetentionNotes;
 
-/// The annotation that waives the backup of the scenes below, which are deleted at 990 s (Unix time).
+/// The annotation that waives the backup in the scenes below, whose EtcdCluster was deleted at 990 s (Unix time).
 const WAIVER: &str = "Deletion/1970-01-01T00:16:30Z";
 
 /// Sets the deletion policy `BackupThenDelete`, and the voters and TLS settings that each retained PVC records.
@@ -50,14 +50,14 @@ fn deleted(scene: Scene) -> Scene {
     scene
 }
 
-/// The deletion of a cluster that waits for its requested backup.
+/// A deleted EtcdCluster that waits for the requested backup.
 fn waiting(scene: Scene) -> Scene {
     deleted(scene).recorded(ClusterChange::Deletion, |record| {
         record.revision = Some(100);
     })
 }
 
-/// The spec in effect after the backup (`plan/effective.rs`).
+/// A deleted EtcdCluster with the spec in effect after the backup (`plan/effective.rs`).
 fn backed_up(scene: Scene) -> Scene {
     let mut scene = deleted(scene);
     scene.desired.object.spec.deletion_policy = Some(ClusterDeletionPolicy::Delete);

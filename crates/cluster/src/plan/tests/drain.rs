@@ -42,7 +42,7 @@ impl Scene {
         self
     }
 
-    /// Makes the spec request another patch release, and all members report the same data.
+    /// Makes the spec request another patch release, and makes all members report the same data.
     fn upgraded(mut self) -> Self {
         self.desired.version = "3.6.17".into();
         self.desired.image = "etcd:v3.6.17".into();

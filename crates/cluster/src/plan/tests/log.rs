@@ -71,7 +71,7 @@ fn invariant_29_raft_log_index_is_recorded_before_entries_are_appended() {
     }
 }
 
-/// Asserts that the plan changes no member, and only records this entry.
+/// Asserts that the plan changes no member, and only records the index `newest`.
 fn assert_records_newest(scene: &Scene, newest: u64) {
     let writes = change(scene);
     let [

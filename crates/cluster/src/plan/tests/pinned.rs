@@ -56,7 +56,7 @@ fn images(scene: &Scene) -> (Vec<String>, Vec<String>) {
     (set, noted)
 }
 
-/// The versions that the plan sets in the annotations of pods without a restart.
+/// The versions that the plan sets in the annotations of pods. The pods are not restarted.
 fn corrected(scene: &Scene) -> Vec<(String, String)> {
     let writes = scene.writes().into_iter();
     let corrected = writes.filter_map(|write| match write {

@@ -28,7 +28,7 @@ fn notes() -> RetentionNotes {
     }
 }
 
-/// The same cluster after the deletion of its EtcdCluster and the creation of a new one. Only the PVCs remain.
+/// The same cluster after its EtcdCluster was deleted and created again. Only the PVCs remain.
 fn recreated(mut scene: Scene) -> Scene {
     let observed = &mut scene.observed;
     (observed.intent, observed.cluster_id) = (None, None);

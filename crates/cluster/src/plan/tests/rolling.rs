@@ -461,7 +461,8 @@ fn downgrade_recreates_pods_that_have_newer_variables() {
     );
 }
 
-/// A new member of etcd 3.5 cannot join during the downgrade, so the member must not be replaced.
+/// A member without a volume would have to be replaced to remove the variable. No new member can join during the
+/// downgrade, so the operator only changes the image.
 #[test]
 fn downgrade_without_volumes_keeps_pods_with_unknown_variables() {
     let scene = towards("3.6.16", "3.5.35").with_variable(SKIP_REVERSE_DNS);

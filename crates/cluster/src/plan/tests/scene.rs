@@ -284,7 +284,6 @@ impl Scene {
         self
     }
 
-    /// Makes the spec request volumes.
     pub(crate) fn asks_for_volumes(mut self) -> Self {
         self.desired.durable = true;
         self.desired.object.spec.pod = Some(with_volumes());
@@ -479,7 +478,6 @@ pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     closed.collect()
 }
 
-/// True if the plan starts a recovery.
 pub(crate) fn begins_recovery(scene: &Scene) -> bool {
     let known = scene.observed.recovery.record.as_ref();
     scene.writes().iter().any(|write| match write {

@@ -48,7 +48,7 @@ impl World {
         world
     }
 
-    /// Replaces a member by a new member with the peer URL of this stage.
+    /// Gives the member the peer URL with which a new member joins at this stage.
     fn join(&mut self, name: &str, stage: PeerStage) {
         let (tls, port) = stage.usual();
         let scheme = if tls { "https" } else { "http" };

@@ -1,4 +1,5 @@
-//! Scenarios of lost authorities: their Secret is deleted, emptied or replaced, alone or together with other Secrets.
+//! Scenarios of lost authorities: the Secret of an authority is deleted, emptied or replaced, alone or together with
+//! other Secrets.
 
 use std::time::Duration;
 
@@ -61,7 +62,6 @@ impl Story {
         self.settle();
     }
 
-    /// Checks that members are restarted one at a time.
     fn restarts_one_by_one(&mut self) {
         for member in MEMBERS {
             assert_eq!(self.deletes().as_deref(), Some(member));

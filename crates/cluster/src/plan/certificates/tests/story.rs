@@ -9,7 +9,7 @@ pub(super) struct Story {
     pub(super) scene: Scene,
     pub(super) now: Timestamp,
     drawn: u32,
-    /// The expiry of each certificate that a test has set, by the fingerprint of the certificate.
+    /// The expiry times that a test has set, by the fingerprint of the certificate.
     ends: BTreeMap<String, Timestamp>,
     pub(super) told: Vec<Write>,
 }

@@ -29,7 +29,7 @@ impl Scene {
         self
     }
 
-    /// Marks the node of the pod as lost for this number of seconds. etcd in the pod does not answer.
+    /// Marks the node of the pod as lost for the last `seconds` seconds. etcd in the pod does not answer.
     pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
         self.down(member).with_pod(member, |pod| {
             pod.ready = false;
@@ -45,7 +45,7 @@ impl Scene {
         })
     }
 
-    /// Marks the container of the member as crashing for this number of seconds.
+    /// Makes the container of the member crash. Its pod became unready this number of seconds ago.
     pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
         self.not_running(member).with_pod(member, |pod| {
             pod.unready_since = Some(at(1000 - seconds));
@@ -67,7 +67,6 @@ impl Scene {
         self
     }
 
-    /// Removes the PVC of the member.
     pub(crate) fn without_claim(mut self, member: &str) -> Self {
         self.observed.disks.remove(member);
         self
