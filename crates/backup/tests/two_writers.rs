@@ -40,7 +40,7 @@ enum Interference {
     Canceled,
     /// The other writer stores a complete backup during the upload.
     BackupBeforeCommit,
-    /// The other writer stores a complete backup directly before the commit, after all reads.
+    /// The other writer stores a complete backup directly before the commit. The transfer has read the store before.
     BackupAtCommit,
     /// The other writer stores a complete backup between the commit and the manifest.
     BackupBeforeManifest,

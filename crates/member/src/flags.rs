@@ -91,8 +91,8 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: the initial cluster contains only this member, so etcd without data fails to start instead of
-        // forming a new cluster.
+        // Invariant 6: with the state `existing`, etcd without data must ask another member for the member list. The
+        // initial cluster names no other member, so etcd fails to start, and forms no new cluster.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),

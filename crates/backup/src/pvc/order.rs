@@ -1,5 +1,5 @@
-//! The data that the operator and the pod with a mounted PersistentVolumeClaim exchange. The order is an argument of
-//! the pod, and the report is its termination message.
+//! The messages between the operator and the pod that mounts the PersistentVolumeClaim. The operator sends an `Order`,
+//! the task of the pod, as an argument. The pod answers with a report in its termination message.
 
 use std::collections::BTreeSet;
 

@@ -95,8 +95,8 @@ impl World {
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
-        // If a member waits for a missing image during a downgrade, the user sets the version that this member ran
-        // before, because the member cannot start without an image.
+        // If a member waits for a missing image during a downgrade, the user sets a version that has an image, of the
+        // minor release that this member ran before. Without such a member, the version is of etcd's minor release.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));

@@ -75,7 +75,7 @@ fn apply(follower: &mut Follower) -> Vec<String> {
 }
 
 #[test]
-fn transactions_are_combined_unless_they_change_same_key() {
+fn transactions_are_combined_up_to_limit_unless_they_change_same_key() {
     let mut follower = follower(None);
     let events = [
         (10, "a/0"),
@@ -85,6 +85,7 @@ fn transactions_are_combined_unless_they_change_same_key() {
         (14, "a/4"),
     ];
     follower.push(batch(&events, false)).unwrap();
+    // `follower` allows three operations in a transaction.
     assert_eq!(apply(&mut follower), ["b/1 b/2- b/3 @13", "b/4 @14"]);
     // Two changes of the same key stay two transactions, so that clients of the destination receive both changes.
     let events = [(15, "a/1"), (16, "a/1-"), (17, "a/2")];

@@ -299,7 +299,7 @@ fn bump_revision_is_rejected_before_etcd_3_6() {
 }
 
 #[test]
-fn backup_newer_than_existing_cluster_is_rejected() {
+fn backup_of_newer_etcd_version_than_cluster_is_rejected() {
     let spec = |version: &str| EtcdClusterSpec {
         version: version.to_owned(),
         ..EtcdClusterSpec::default()
