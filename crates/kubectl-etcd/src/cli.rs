@@ -123,8 +123,8 @@ pub enum Command {
     /// Move an existing etcd into a new EtcdCluster: new members join the existing etcd and replace its members.
     ///
     /// The command creates the EtcdCluster with the annotation `etcd.database.coreos.com/join`. If the EtcdCluster
-    /// exists and joins the same etcd, the command changes nothing. With `--wait`, it waits until the members have moved.
-    /// `--finish` removes the annotation after the move.
+    /// exists and joins the same etcd, the command changes nothing. With `--wait`, it waits until the members have
+    /// moved. `--finish` removes the annotation after the move.
     Join(JoinArgs),
     /// Show the logs of the members or of the operators.
     Logs(LogsArgs),
