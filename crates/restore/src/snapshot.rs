@@ -148,7 +148,7 @@ pub struct ClusterFacts {
     pub paused: bool,
     /// True if the members have volumes.
     pub durable: bool,
-    /// The problems of the spec, for which no seed is started.
+    /// The problems of the spec. No seed is started while the spec has a problem.
     pub problems: Vec<Problem>,
     /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
     pub max_backup_age: Option<Duration>,
@@ -191,7 +191,7 @@ pub enum Source {
 
 /// Why no backup is chosen.
 pub(crate) enum Missing {
-    /// A problem.
+    /// The problem that prevents the choice.
     Trouble(Trouble),
     /// A pod must search the recorded changes on a PVC first.
     Search(SearchStep),

@@ -23,7 +23,7 @@ pub struct From<'a> {
     pub encryption_secret: Option<&'a str>,
     /// The number by which the restore raises the revision; `None` without `bumpRevision`.
     pub bump_revision: Option<u64>,
-    /// The point up to which recorded changes are replayed; `None` for no changes.
+    /// The point up to which recorded changes are replayed; `None` if no changes are replayed.
     pub continuous: Option<&'a ChosenPoint>,
     /// True for a restore in place, in which old members serve while the seed starts.
     pub in_place: bool,

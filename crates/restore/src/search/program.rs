@@ -33,7 +33,7 @@ fn parse_order(text: &str) -> Result<SearchOrder, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Searches the point and writes the report. Returns true if the point was found.
+/// Searches for the point and writes the report. Returns true if the point was found.
 pub async fn run(arguments: &Search) -> bool {
     let found = Box::pin(search(arguments)).await;
     let succeeded = found.is_ok();

@@ -280,8 +280,8 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
     }
 }
 
-/// Fetches the snapshot from a member, which needs no quorum. The cluster ID is checked first, because a member of
-/// another cluster may have the address now.
+/// Fetches the snapshot from a member. This also works without a quorum. The cluster ID is checked first, because a
+/// member of another cluster may have the address now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,

@@ -21,9 +21,9 @@ pub(super) enum Mistake {
     NeverCompares,
     /// The operator assumes that the data on a volume is from the backup in the arguments of the pod.
     OmitsOrigin,
-    /// The operator keeps a seed's pod that was created too late.
+    /// The second process creates the seed's pod although the cluster no longer needs a seed.
     CreatesDelayed,
-    /// The cutover is made although the seed was deleted after the observation.
+    /// The second process makes the cutover although the seed was deleted after its observation.
     CutsOverDelayed,
     /// The restore is abandoned after the cutover, because storage is missing.
     AbandonsAfterCutover,

@@ -13,7 +13,7 @@ fn pod_with(edit: impl FnOnce(&mut PodFacts)) -> Pod {
     Pod::Present(pod)
 }
 
-/// A seed's pod whose report is lost.
+/// A seed's pod whose report is lost. The report is the termination message of the container `fetch`.
 fn without_report() -> Pod {
     pod_with(|pod| (pod.restored, pod.verified, pod.report_lost) = (None, false, true))
 }
@@ -32,8 +32,8 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
-/// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start
-/// a member on an empty volume.
+/// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start a
+/// member on an empty volume, so the restore creates the pod.
 #[test]
 fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
