@@ -178,8 +178,8 @@ pub enum Written {
     Same,
 }
 
-/// Applies the whole object with server-side apply. Takes over the fields of the object from other managers, and
-/// changes no other fields.
+/// Applies the whole object as `manager` with server-side apply. Removes fields that `manager` applied before and now
+/// omits. Takes over the fields of the object from other managers.
 ///
 /// # Errors
 /// Fails if the API server rejects the object or cannot be reached.

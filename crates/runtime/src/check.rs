@@ -57,7 +57,7 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     }
 }
 
-/// Sends a request with the client for the Kubernetes API, which supports plain HTTP.
+/// Sends a request with the client for the Kubernetes API, because this client supports plain HTTP.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
     // With an empty `root_cert`, the client loads no CA certificates. Plain HTTP needs none, and the image may contain
