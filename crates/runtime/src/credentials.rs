@@ -74,7 +74,8 @@ pub enum Record {
     None,
     /// The operator's Secret contains only the desired password.
     Wanted,
-    /// The operator's Secret contains only the desired password, but its owner or its labels were changed.
+    /// The operator's Secret contains only the desired password, but the owner reference or the labels of this Secret
+    /// were changed.
     WantedUnmarked,
     /// The operator's Secret contains the desired password first, and other passwords after it.
     WantedFirst,
@@ -215,7 +216,7 @@ pub async fn of_secret(
     })
 }
 
-/// A password, and the version of the Secret that contains it.
+/// A password, and the UID and the resourceVersion of the Secret that contains it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct SecretPassword {
     /// The password.

@@ -17,8 +17,8 @@ use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
-/// A leader starts to renew its lease this long before the expiry. If the renewals fail for this time, the leader
-/// stops.
+/// A leader starts to renew its lease this long before the expiry. If all renewals fail, the leader stops before this
+/// time has passed.
 const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);

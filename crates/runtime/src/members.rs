@@ -76,7 +76,7 @@ pub async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
+/// The URL formats of the members of an EtcdCluster. They depend on the certificates of the cluster.
 pub async fn address_forms(client: &Client, cluster: &EtcdCluster) -> Vec<Addresses> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();

@@ -16,9 +16,9 @@ pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 pub enum Scope {
     /// The objects without the scope annotation in these namespaces.
     Namespaces(BTreeSet<String>),
-    /// The objects in all namespaces whose scope annotation is `clusterwide`.
+    /// The objects with the scope annotation `clusterwide`, in all namespaces.
     Annotated,
-    /// All objects in all namespaces, with or without the scope annotation.
+    /// All objects in all namespaces, with and without the scope annotation.
     All,
 }
 

@@ -1,9 +1,9 @@
 //! The end of a restore in place, after the old members have stopped: the seed joins the cluster, and the lock is
 //! removed.
 //!
-//! The seed joins the Services when it serves the verified backup. Clients may then write to it, so its volume is
-//! never created again, because this would lose the writes. Its pod can be created again on the volume. If the volume
-//! is empty, the pod restores the backup again.
+//! The seed joins the Services when it serves the verified backup. Clients may then write to it, so its volume is never
+//! created again, because this would lose the writes. A lost pod is created again on the volume. It restores the backup
+//! only if the volume is empty.
 //!
 //! If the pod and the volume of the seed are both lost, the restore fails. The cluster then has no data, and the
 //! cluster operator never bootstraps it again (invariant 7).

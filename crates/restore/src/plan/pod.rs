@@ -9,7 +9,7 @@ use member::{self, Members, OperatorImage, Replay, Seed, Source};
 
 /// The settings of a seed's pod that are not in its EtcdCluster.
 pub struct From<'a> {
-    /// The name of the member and the token of the new cluster.
+    /// The name of the seed member, and the cluster token of the restored cluster.
     pub seed: &'a SeedStatus,
     /// The etcd version of the seed.
     pub version: &'a EtcdVersion,

@@ -69,8 +69,8 @@ fn is_in_default_repository(image: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(['@', ':']) && !rest.contains('/'))
 }
 
-/// The field of `spec.grpcProxy` that is refused. The Secrets of the proxies are accepted, like those of `spec.TLS`,
-/// because the proxies only use the certificates for their connections.
+/// The field of `spec.grpcProxy` that is refused. `None` if all fields are accepted. The Secrets of the proxies are
+/// accepted, like those of `spec.TLS`, because the proxies only use the certificates for their connections.
 fn refused_in_proxy(proxy: &GrpcProxy) -> Option<&'static str> {
     let GrpcProxy {
         annotations,
@@ -227,7 +227,8 @@ fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     *context == restricted
 }
 
-/// True if the context grants no privileges and no capabilities.
+/// True if the context only sets users, groups, a read-only root file system or the default seccomp profile, or takes
+/// away privileges and capabilities.
 fn is_restricted(context: &SecurityContext) -> bool {
     let capabilities = context.capabilities.clone().map(|mut capabilities| {
         capabilities.add = capabilities.add.filter(Vec::is_empty);

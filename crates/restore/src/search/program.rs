@@ -15,7 +15,7 @@ use crate::source;
 /// Arguments of the command `search`, which runs in a pod that mounts the PVC.
 #[derive(Args, Clone, Debug)]
 pub struct Search {
-    /// What to search, as JSON. Contains no credentials
+    /// Recorded changes, and the point to find in them, as JSON. Contains no credentials
     #[arg(long, value_name = "JSON", value_parser = parse_order)]
     pub order: SearchOrder,
     /// Directory where the PersistentVolumeClaim is mounted

@@ -199,7 +199,7 @@ impl LocalEtcd {
         }
     }
 
-    /// The failure with the end of etcd's output.
+    /// An error with the cause `why` and the end of etcd's output.
     fn failed(&self, why: &str) -> Trouble {
         let output = fs::read(&self.log).unwrap_or_default();
         let output = String::from_utf8_lossy(&output);

@@ -1,9 +1,9 @@
 //! Fetches recorded changes, and replays them before the member serves.
 //!
-//! The container `fetch` copies the segments to the data volume, so the container of etcd needs no access to the store
-//! (invariant 14). The program in the container of etcd starts etcd on localhost with the restored snapshot, replays
-//! the segments, and stops etcd. During the replay, the data directory has its temporary name. If the program is
-//! interrupted, the next start begins again with the snapshot.
+//! The container `fetch` copies the segments (the files with the recorded changes) to the data volume, so the container
+//! of etcd needs no access to the store (invariant 14). The program in the container of etcd starts etcd on localhost
+//! with the restored snapshot, replays the segments, and stops etcd. During the replay, the data directory has its
+//! temporary name. If the program is interrupted, the next start begins again with the snapshot.
 
 use std::fs::{self, File};
 use std::io;

@@ -31,7 +31,7 @@ const ATTEMPTS: usize = 3;
 /// The metrics of the leader election.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
-    /// 1 if this process holds the Lease, or at least one shard.
+    /// 1 if this process is the leader, or holds at least one shard.
     pub leader: Gauge,
     /// The number of shards that this process holds.
     pub held: Gauge,

@@ -143,8 +143,9 @@ impl Ring {
         format!("{}-shard-{shard}", self.lease)
     }
 
-    /// The holder of the operator's Lease while it belongs to replicas with this number of shards. No pod has such a
-    /// name.
+    /// The holder of the operator's Lease while the Lease belongs to replicas with this number of shards. This holder
+    /// differs from every pod name, because it contains a slash. A pod name is the holder if the operator is not
+    /// divided.
     pub(super) fn group(&self) -> String {
         format!("shards/{}", self.count)
     }

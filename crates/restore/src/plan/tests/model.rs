@@ -38,7 +38,7 @@ enum Step {
     Blind(u8),
     /// The kubelet and etcd take one step.
     Kubelet,
-    /// The cluster operator writes its status.
+    /// The cluster operator writes the status of the EtcdCluster.
     ClusterOperator,
     /// The seed's pod is lost, and without a volume also its data.
     LosePod,

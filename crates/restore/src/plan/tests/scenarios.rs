@@ -501,8 +501,7 @@ fn invalid_restore_is_rejected_without_observation() {
     );
 }
 
-/// Invariant 9: the hash of the seed's keys is compared with the hash in the manifest before the cluster ID is
-/// recorded.
+/// Invariant 9: the hash of the seed's keys is compared with the manifest before the cluster ID is recorded.
 #[test]
 fn cluster_id_of_seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {

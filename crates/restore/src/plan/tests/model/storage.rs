@@ -23,7 +23,7 @@ pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps around the cutover without storage.
+/// Steps around the cutover, while Kubernetes creates no volumes.
 pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
     around().prop_map(|around| {
         let mut all = vec![Step::NoStorage];

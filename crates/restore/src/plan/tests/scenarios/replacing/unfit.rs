@@ -309,7 +309,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
     );
 }
 
-/// A suspended operator process may create the pod with an earlier backup than the recorded backup.
+/// A suspended operator process may create the pod with another backup than the recorded backup.
 #[test]
 fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
