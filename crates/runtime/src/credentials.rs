@@ -51,7 +51,8 @@ pub struct Recorded {
 /// The credentials of a cluster, from the user's Secret and the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password from `spec.auth.secret`, or why they cannot be read. `None` if `spec.auth` is not set.
+    /// User and password from `spec.auth.secret`. An error if one of the two Secrets cannot be read. `None` if
+    /// `spec.auth` is not set.
     wanted: Option<Result<(String, String), String>>,
     /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     recorded: Option<Recorded>,
@@ -108,7 +109,8 @@ impl ClusterAuth {
         }
     }
 
-    /// Why the user's Secret cannot be used. `None` if it can be used.
+    /// Why the user's Secret cannot be used, or why the operator's own Secret cannot be read. `None` without such a
+    /// problem.
     pub fn fault(&self) -> Option<&str> {
         let wanted = self.wanted.as_ref()?;
         wanted.as_ref().err().map(String::as_str)

@@ -50,8 +50,7 @@ pub struct MemberPods {
 /// Returns how the operator may connect to a URL of a spec: directly, only at the addresses of pods, or not at all
 /// (invariant 28). `field` is the field with the URL, for messages.
 ///
-/// # Errors
-/// Fails if the EtcdCluster of the URL or its pods cannot be read.
+/// Fails if the EtcdCluster of the URL or its pods cannot be read, or if no address of a pod is known.
 pub async fn reach(
     client: &Client,
     namespace: &str,

@@ -96,8 +96,7 @@ impl<'a, T> Listing<'a, T> {
 
     /// Continues with the page after `marker`.
     ///
-    /// # Errors
-    /// Fails if the listing has too many pages or repeats a page.
+    /// Fails if the listing has too many pages or repeats a page, or if `marker` is too long.
     pub(crate) fn advance(&mut self, marker: &str) -> Result<(), Error> {
         self.pages += 1;
         if marker.len() > MAX_MARKER {

@@ -380,8 +380,8 @@ impl Store for LocalStore {
 }
 
 /// Lists the objects below a directory, and stops above `limit` objects. Enters only directories that can contain
-/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips files that
-/// are deleted during the listing.
+/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips unfinished
+/// files, and files that are deleted during the listing.
 fn walk(
     dir: &Path,
     below: &str,

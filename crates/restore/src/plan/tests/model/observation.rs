@@ -165,7 +165,7 @@ impl World {
     }
 }
 
-/// The revision of a backup. Each newer backup contains one more write.
+/// The revision after the restore of a backup. Each newer backup contains one more write.
 pub(super) fn revision((backup, bump): Data) -> i64 {
     BACKUP + i64::from(backup) + bump
 }

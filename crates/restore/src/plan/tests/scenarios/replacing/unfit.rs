@@ -139,7 +139,8 @@ fn seed_problem_is_reported_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: the PersistentVolumeClaim is terminating, so the deletion of the pod would delete the data too.
+/// Invariant 9: the PersistentVolumeClaim is terminating or deleted, so the deletion of the pod would delete the data
+/// too.
 #[test]
 fn seed_pod_on_terminating_volume_is_kept() {
     let bare = cut_over(&[], without_report());
