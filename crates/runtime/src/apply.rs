@@ -438,8 +438,8 @@ pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, S
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The controller reference to `owner`. When the owner is deleted, garbage collection deletes the objects with this
-/// reference.
+/// The controller reference to `owner`. `None` if `owner` has no name or UID. When the owner is deleted, garbage
+/// collection deletes the objects with this reference.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }

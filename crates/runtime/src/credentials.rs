@@ -178,8 +178,9 @@ impl ClusterAuth {
         self.recorded.as_ref()
     }
 
-    /// The user and the passwords for the operator's Secret, the desired password first. If `others` is set, the
-    /// passwords in the operator's Secret for this user follow, because these passwords may be valid in etcd.
+    /// The user and the passwords for the operator's Secret, the desired password first. `None` without a desired
+    /// password. If `others` is set, the passwords in the operator's Secret for this user follow, because these
+    /// passwords may be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;

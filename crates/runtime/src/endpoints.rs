@@ -359,7 +359,8 @@ mod tests {
         }
     }
 
-    /// Programs can find different hosts in these URLs, so not even a grant for all hosts covers them.
+    /// These texts are not URLs, or programs can find different hosts in them. Therefore not even a grant for all hosts
+    /// covers them.
     const AMBIGUOUS: [&str; 27] = [
         "",
         "main-client.b.svc:2379",

@@ -118,8 +118,9 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing
-/// `LeaseManager` reads the Lease again only after the lease that it has read expires.
+/// For one retry interval, tries to take the lease. Returns `None` if this process has not got the lease. Each attempt
+/// creates a new `LeaseManager`, because an existing `LeaseManager` reads the Lease again only after the lease that it
+/// has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,

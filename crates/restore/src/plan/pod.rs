@@ -19,7 +19,7 @@ pub struct From<'a> {
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
-    /// The Secret with the keys of an encrypted backup.
+    /// The Secret with the keys of an encrypted backup. `None` if the backup must not be encrypted.
     pub encryption_secret: Option<&'a str>,
     /// The number by which the restore raises the revision; `None` without `bumpRevision`.
     pub bump_revision: Option<u64>,

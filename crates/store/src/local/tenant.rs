@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 1_024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     pub(super) namespace: String,
-    /// Maximum total size in bytes of the namespace's files.
+    /// Maximum total size in bytes of the namespace's files. `None` means no limit.
     pub(super) quota: Option<u64>,
 }
 
