@@ -47,7 +47,7 @@ pub struct FoundBase {
     pub stored_size: i64,
     /// The SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
-    /// The name and the ID of the key that encrypts the snapshot.
+    /// The name and the ID of the key that encrypts the snapshot. `None` if the snapshot is not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
     /// The point at which the replay ends.
