@@ -22,7 +22,7 @@ api::reasons! {
         Claimed,
         /// The operator has created the EtcdCluster.
         ClusterCreated,
-        /// The EtcdCluster exists and may not be replaced.
+        /// The EtcdCluster exists, and the restore must not replace it.
         ClusterExists,
         /// The restored EtcdCluster was deleted.
         ClusterMissing,
@@ -30,11 +30,11 @@ api::reasons! {
         CopyChosen,
         /// The CustomResourceDefinition is older than the operator.
         DefinitionOutdated,
-        /// The restore only reports the revision of the point.
+        /// The EtcdRestore is a dry run, which only reports the revision of the requested point.
         DryRun,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The restore is abandoned. Before the cutover, the existing cluster is unchanged.
+        /// The restore was abandoned. If this happened before the cutover, the existing cluster is unchanged.
         GivenUp,
         /// The cluster operator manages the EtcdCluster.
         HandedOver,

@@ -20,14 +20,14 @@ pub const ROOT: &str = "/run/restore/claim";
 /// Directory at which the pod mounts the Secret with the encryption keys.
 pub const KEYS: &str = "/run/restore/encryption";
 
-/// The point and the recorded changes that the pod searches. The order contains no credentials, because it is an
-/// argument of the pod (invariant 14).
+/// The order of a search: the recorded changes, and the point that the pod searches in them. The order contains no
+/// credentials, because it is an argument of the pod (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SearchOrder {
     /// The storage block with the directory of the recorded changes.
     pub directory: StorageBlock,
-    /// The point.
+    /// The point that the pod searches.
     pub at: RestorePoint,
     /// All changes before this time are in the store, in microseconds since the epoch. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ pub struct SearchOrder {
     pub encryption: Option<String>,
 }
 
-/// The base for a point, and the point.
+/// The snapshot from which recorded changes are replayed (the base), and the point at which the replay ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundBase {
@@ -47,10 +47,10 @@ pub struct FoundBase {
     pub stored_size: i64,
     /// The SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
-    /// The key that encrypts the snapshot.
+    /// The name and the ID of the key that encrypts the snapshot. `None` if the snapshot is not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
-    /// The point.
+    /// The point at which the replay ends.
     pub point: ChosenPoint,
 }
 
@@ -70,7 +70,7 @@ pub enum SearchReport {
 }
 
 impl SearchReport {
-    /// The point, or the problem in the report.
+    /// The base and the point, or the problem in the report.
     pub(crate) fn result(self) -> Result<FoundBase, Trouble> {
         match self {
             Self::Found(found) => Ok(*found),

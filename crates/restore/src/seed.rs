@@ -90,7 +90,7 @@ impl Paths {
 }
 
 /// Runs a command and writes its report. Returns true if the command succeeded. If `start` succeeds, the function does
-/// not return, because etcd replaces this process.
+/// not return, because etcd replaces this process. After SIGTERM, this process exits.
 pub async fn run(command: &Command) -> bool {
     let work = async {
         match command {

@@ -93,7 +93,7 @@ impl Snapshot {
 pub enum OldMembers {
     /// The pods were not read, because the plan does not need them.
     NotRead,
-    /// The API server did not answer.
+    /// The pods cannot be read, for this reason.
     Unknown(String),
     /// The pods that still exist.
     Known(Vec<OldPod>),
@@ -123,7 +123,7 @@ pub struct OldPod {
 /// The target EtcdCluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cluster {
-    /// The API server did not answer.
+    /// The EtcdCluster cannot be read, for this reason.
     Unknown(String),
     /// The EtcdCluster does not exist.
     Absent,
@@ -148,13 +148,13 @@ pub struct ClusterFacts {
     pub paused: bool,
     /// True if the members have volumes.
     pub durable: bool,
-    /// The problems of the spec, for which no seed is started.
+    /// The problems of the spec. No seed is started while the spec has a problem.
     pub problems: Vec<Problem>,
     /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
     pub max_backup_age: Option<Duration>,
     /// The required backup, as part of a sentence in a message. Empty if no backup is required.
     pub needed_backup: String,
-    /// The newest backup for `spec.backup.beforeChanges`, from the status of the EtcdCluster.
+    /// The newest backup that the status of the EtcdCluster reports for `spec.backup.beforeChanges`.
     pub backup: Option<LastBackup>,
     /// The time at which the condition `Available` became False. `None` if it is not False.
     pub unavailable_since: Option<Timestamp>,
@@ -191,7 +191,7 @@ pub enum Source {
 
 /// Why no backup is chosen.
 pub(crate) enum Missing {
-    /// A problem.
+    /// The problem that prevents the choice.
     Trouble(Trouble),
     /// A pod must search the recorded changes on a PVC first.
     Search(SearchStep),
@@ -237,7 +237,7 @@ impl Seed {
 /// The state of an object of the seed, such as its Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Child {
-    /// The API server did not answer.
+    /// The object cannot be read, for this reason.
     Unknown(String),
     /// The object does not exist.
     Absent,
@@ -250,7 +250,7 @@ pub enum Child {
 /// The state of the seed's pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pod {
-    /// The API server did not answer.
+    /// The pod or its volume cannot be read, for this reason.
     Unknown(String),
     /// The pod does not exist.
     Absent,
@@ -302,8 +302,8 @@ pub struct PodFacts {
     pub checks_sha256: bool,
     /// The problem of the pod or of one of its containers, if any.
     pub trouble: Option<Trouble>,
-    /// The revision of the restored data. `None` until the pod has reported a verified backup. etcd starts only on
-    /// this data.
+    /// The revision of the restored data. `None` until the pod has reported a verified backup. etcd starts only after
+    /// this report.
     pub restored: Option<i64>,
     /// True if the pod has reported a verified backup, and etcd is ready.
     pub verified: bool,
@@ -317,7 +317,7 @@ pub struct PodFacts {
     pub fetching: bool,
     /// True if the seed replays recorded changes before it serves.
     pub replays: bool,
-    /// The progress of the download, also after its success. During a replay, the progress of the replay.
+    /// The progress of the replay while changes are replayed, or else the last progress of the download.
     pub progress: Option<Moved>,
     /// True if the pod has the labels of the cluster, so that Services select it.
     pub joined: bool,
@@ -328,7 +328,7 @@ pub struct PodFacts {
 pub enum Serving {
     /// etcd was not queried.
     NotRead,
-    /// etcd did not answer, for this reason.
+    /// etcd returned no usable answer, for this reason.
     Unknown(String),
     /// The hash of the seed's keys differs from the hash in the manifest.
     Differs {

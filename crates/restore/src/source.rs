@@ -21,7 +21,7 @@ const MANIFEST_LIMIT: u64 = 4 << 20;
 pub struct OpenedSource(pub Target);
 
 /// Opens the store of the backup. `claim` is the directory of the mounted PersistentVolumeClaim. `secret` and `ca` are
-/// the contents of the Secrets.
+/// the contents of the Secrets with the credentials and with the CA certificate.
 ///
 /// # Errors
 ///

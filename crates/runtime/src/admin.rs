@@ -1,7 +1,7 @@
 //! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is ready, because it can take over the lease. While the process can neither lead nor take over the lease,
-//! `/readyz` fails and reports what the process is waiting for.
+//! A standby (a replica that is not the leader) is ready, because it can take over the lease. While the process can
+//! neither lead nor take over the lease, `/readyz` fails and reports what the process is waiting for.
 //!
 //! Every pod can connect to the port. The server therefore closes slow and idle connections and limits their number, so
 //! that clients take little memory and few file descriptors.

@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use crate::traces::TRACE_ONLY;
 
-/// The label of a resource if its path has an unexpected form.
+/// The value of the label `resource` if the path of the request has an unexpected form.
 const OTHER: &str = "other";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -178,8 +178,8 @@ pub enum Written {
     Same,
 }
 
-/// Applies the whole object with server-side apply. Takes over the fields of the object from other managers, and
-/// changes no other fields.
+/// Applies the whole object as `manager` with server-side apply. Removes fields that `manager` applied before and now
+/// omits. Takes over the fields of the object from other managers.
 ///
 /// # Errors
 /// Fails if the API server rejects the object or cannot be reached.
@@ -438,8 +438,8 @@ pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, S
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The controller reference to `owner`. When the owner is deleted, garbage collection deletes the objects with this
-/// reference.
+/// The controller reference to `owner`. `None` if `owner` has no name or UID. When the owner is deleted, garbage
+/// collection deletes the objects with this reference.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }

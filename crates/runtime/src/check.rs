@@ -25,7 +25,7 @@ pub struct Check {
     pub urls: Vec<Uri>,
 }
 
-/// Returns true if all operators report within a minute that they are ready. Logs the response of each operator.
+/// Returns true if all operators report within a minute that they are ready. Logs the result for each operator.
 pub async fn run(check: &Check) -> bool {
     let deadline = Instant::now() + PATIENCE;
     let mut ready = true;
@@ -41,7 +41,8 @@ pub async fn run(check: &Check) -> bool {
     ready
 }
 
-/// Waits until an operator reports that it is ready. The error is the operator's last response before the deadline.
+/// Waits until an operator reports that it is ready. The error is the last response of the operator before the
+/// deadline, or why there was none.
 async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     let mut last = String::from("no answer");
     loop {
@@ -57,7 +58,7 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     }
 }
 
-/// Sends a request with the client for the Kubernetes API, which supports plain HTTP.
+/// Sends a request with the client for the Kubernetes API, because this client supports plain HTTP.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
     // With an empty `root_cert`, the client loads no CA certificates. Plain HTTP needs none, and the image may contain

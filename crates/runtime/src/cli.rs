@@ -98,7 +98,7 @@ impl Common {
         warnings
     }
 
-    /// The scope of an operator in the namespace `own`.
+    /// The scope that the flags select. `own` is the namespace of the operator.
     ///
     /// # Errors
     /// Fails if the flags contradict each other. The error contains the remedy.

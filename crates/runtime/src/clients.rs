@@ -10,7 +10,8 @@ use etcd::{Access, Deadlines, Etcd, EtcdClient};
 /// The operator drops a client that was unused for this long. The clients of existing clusters are used more often.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
-/// The etcd clients: one for each cluster and token, and one for all clusters without TLS and authentication.
+/// The etcd clients: one for each EtcdCluster and cluster token, and one for all clusters without TLS and
+/// authentication.
 pub struct Clients<C: ?Sized = dyn Etcd> {
     plain: Arc<C>,
     create: fn(EtcdClient) -> Arc<C>,
@@ -18,7 +19,7 @@ pub struct Clients<C: ?Sized = dyn Etcd> {
     kept: Mutex<HashMap<Key, Kept<C>>>,
 }
 
-/// The UID of the EtcdCluster and the token of the etcd cluster.
+/// The UID of the EtcdCluster, and its cluster token.
 type Key = (String, Option<String>);
 
 struct Kept<C: ?Sized> {

@@ -7,8 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 
-/// The path of the request that reads the API server's time. Every authenticated client may read this path, and the
-/// response is cheap.
+/// The path of the request whose response contains the API server's time in the header `Date`. Every authenticated
+/// client may read this path, and the response is small.
 const PATH: &str = "/version";
 
 /// The time of the API server minus the local time, accurate to about a second. `None` if the response has no valid

@@ -373,7 +373,7 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects in the cache. A reconcile must not call this, but [`Self::select`], which copies fewer objects.
+    /// All objects in the cache. A reconcile must use [`Self::select`] instead, because it copies fewer objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }

@@ -39,7 +39,7 @@ pub async fn ready(
     .await;
 }
 
-/// Like [`ready`], for a kind without which the operator can work on its other kinds. The operator stays ready while it
+/// Like [`ready`], for a kind that the operator does not need for its other kinds. The operator stays ready while it
 /// waits. The pause between two checks doubles up to [`OPTIONAL_INTERVAL`].
 pub async fn available(
     client: &Client,

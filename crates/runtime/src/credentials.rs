@@ -51,7 +51,8 @@ pub struct Recorded {
 /// The credentials of a cluster, from the user's Secret and the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password from `spec.auth.secret`, or why they cannot be read. `None` if `spec.auth` is not set.
+    /// User and password from `spec.auth.secret`. An error if one of the two Secrets cannot be read. `None` if
+    /// `spec.auth` is not set.
     wanted: Option<Result<(String, String), String>>,
     /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     recorded: Option<Recorded>,
@@ -74,7 +75,8 @@ pub enum Record {
     None,
     /// The operator's Secret contains only the desired password.
     Wanted,
-    /// The operator's Secret contains only the desired password, but its owner or its labels were changed.
+    /// The operator's Secret contains only the desired password, but the owner reference or the labels of this Secret
+    /// were changed.
     WantedUnmarked,
     /// The operator's Secret contains the desired password first, and other passwords after it.
     WantedFirst,
@@ -107,7 +109,8 @@ impl ClusterAuth {
         }
     }
 
-    /// Why the user's Secret cannot be used. `None` if it can be used.
+    /// Why the user's Secret cannot be used, or why the operator's own Secret cannot be read. `None` without such a
+    /// problem.
     pub fn fault(&self) -> Option<&str> {
         let wanted = self.wanted.as_ref()?;
         wanted.as_ref().err().map(String::as_str)
@@ -175,8 +178,9 @@ impl ClusterAuth {
         self.recorded.as_ref()
     }
 
-    /// The user and the passwords for the operator's Secret, the desired password first. If `others` is set, the
-    /// passwords in the operator's Secret for this user follow, because these passwords may be valid in etcd.
+    /// The user and the passwords for the operator's Secret, the desired password first. `None` without a desired
+    /// password. If `others` is set, the passwords in the operator's Secret for this user follow, because these
+    /// passwords may be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -215,7 +219,7 @@ pub async fn of_secret(
     })
 }
 
-/// A password, and the version of the Secret that contains it.
+/// A password, and the UID and the resourceVersion of the Secret that contains it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct SecretPassword {
     /// The password.

@@ -205,8 +205,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong, by the exact DNS names of their
-/// Services and pods. Empty for an IP address, because it may later belong to another pod.
+/// The names of the EtcdClusters in `namespace` that can have a Service or a pod with exactly the DNS name in the URL.
+/// Empty for an IP address, because it may later belong to another pod.
 pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
     let Some((Host::Name(host), CLIENT_PORT)) = target(url) else {
         return Vec::new();
@@ -359,7 +359,8 @@ mod tests {
         }
     }
 
-    /// Programs can find different hosts in these URLs, so not even a grant for all hosts covers them.
+    /// These texts are not URLs, or programs can find different hosts in them. Therefore not even a grant for all hosts
+    /// covers them.
     const AMBIGUOUS: [&str; 27] = [
         "",
         "main-client.b.svc:2379",

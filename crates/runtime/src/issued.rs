@@ -16,7 +16,7 @@ use member::issued::{Denied, Issuance, certificate_resource, issuer_resource};
 
 use crate::apply::{self, is_not_found};
 
-/// The answer of the API server about Certificates.
+/// The Certificates. [`Denied`] if the API server does not serve this kind, or denies access to it.
 type Certificates = Result<Vec<DynamicObject>, Denied>;
 
 /// Reads the Certificates, their Secrets and, for certificates that are not available, the issuers.

@@ -17,8 +17,8 @@ use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
-/// A leader starts to renew its lease this long before the expiry. If the renewals fail for this time, the leader
-/// stops.
+/// A leader starts to renew its lease this long before the expiry. If all renewals fail, the leader stops before this
+/// time has passed.
 const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
@@ -118,8 +118,9 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// For one retry interval, tries to take the lease. Each attempt creates a new `LeaseManager`, because an existing
-/// `LeaseManager` reads the Lease again only after the lease that it has read expires.
+/// For one retry interval, tries to take the lease. Returns `None` if this process has not got the lease. Each attempt
+/// creates a new `LeaseManager`, because an existing `LeaseManager` reads the Lease again only after the lease that it
+/// has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,

@@ -37,7 +37,8 @@ const GRACE: Duration = Duration::from_secs(30);
 /// again.
 const DELIVERY: Duration = Duration::from_secs(2);
 
-/// An unchanged parse error is reported again if the watch has delivered no event about the object for this time.
+/// A parse error with the same text is reported again only after the watch has delivered no event about the object for
+/// this time.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
@@ -49,11 +50,10 @@ pub(crate) struct Marks<K> {
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// The last reported parse error of each object, by UID. Until [`REPEAT_AFTER`] has passed, only an error with
-    /// another text is reported.
+    /// The last parse error of each object, by UID, and the time of the last event about the object.
     unreadable: Mutex<Unreadable>,
-    /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time since which
-    /// this annotation is known.
+    /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time at which
+    /// this process first observed it.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     /// Objects that this process has reported as managed, by UID.
     claimed: Mutex<HashMap<String, Claim>>,

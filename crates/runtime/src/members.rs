@@ -50,8 +50,7 @@ pub struct MemberPods {
 /// Returns how the operator may connect to a URL of a spec: directly, only at the addresses of pods, or not at all
 /// (invariant 28). `field` is the field with the URL, for messages.
 ///
-/// # Errors
-/// Fails if the EtcdCluster of the URL or its pods cannot be read.
+/// Fails if the EtcdCluster of the URL or its pods cannot be read, or if no address of a pod is known.
 pub async fn reach(
     client: &Client,
     namespace: &str,
@@ -76,7 +75,7 @@ pub async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
+/// The URL formats of the members of an EtcdCluster. They depend on the certificates of the cluster.
 pub async fn address_forms(client: &Client, cluster: &EtcdCluster) -> Vec<Addresses> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();

@@ -49,7 +49,8 @@ pub trait Failure: StdError + Send + Sync + 'static {
         &[]
     }
 
-    /// Time until the retry, which does not increase the back-off. If `None`, the back-off determines the time.
+    /// Time until the retry. A retry after this time does not increase the back-off. If `None`, the back-off determines
+    /// the time.
     fn retry_after(&self) -> Option<Duration> {
         None
     }

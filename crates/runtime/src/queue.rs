@@ -17,7 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 /// Namespace and name of an object.
 pub(crate) type Key = (String, String);
 
-/// The queues of an operator's controllers, by the plural of the kind.
+/// The queues of an operator's controllers, by the plural name of the kind, such as `etcdclusters`.
 #[derive(Clone, Debug, Default)]
 pub struct Queues(Arc<Mutex<BTreeMap<String, Queue>>>);
 

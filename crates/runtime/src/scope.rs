@@ -6,7 +6,7 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
 /// Annotation that assigns an object to the cluster-wide operator. An object without the annotation belongs to a
-/// namespaced operator (v1beta2).
+/// namespaced operator, as in coreos/etcd-operator.
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// Value of the annotation that assigns an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
@@ -16,9 +16,9 @@ pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 pub enum Scope {
     /// The objects without the scope annotation in these namespaces.
     Namespaces(BTreeSet<String>),
-    /// The objects in all namespaces whose scope annotation is `clusterwide`.
+    /// The objects with the scope annotation `clusterwide`, in all namespaces.
     Annotated,
-    /// All objects in all namespaces, with or without the scope annotation.
+    /// All objects in all namespaces, with and without the scope annotation.
     All,
 }
 
@@ -54,7 +54,7 @@ impl Scope {
         self.namespaces().is_none_or(|names| names.len() > 1)
     }
 
-    /// Whether the operator manages the object, by the rules of v1beta2.
+    /// Whether the operator manages the object, by the scope annotation of the object.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
         let annotation = object.annotations().get(SCOPE_ANNOTATION);
         match self {

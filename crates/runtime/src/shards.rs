@@ -25,9 +25,9 @@ pub struct Shards(Arc<Inner>);
 struct Inner {
     count: u16,
     slots: Mutex<Vec<Slot>>,
-    /// One sender for each kind that the process reconciles.
+    /// For each kind that the process reconciles, the channel to which acquired shards are sent.
     listeners: Mutex<Vec<mpsc::UnboundedSender<u16>>>,
-    /// Notified when the last reconcile of a leaving shard ends.
+    /// Notified when the last reconcile of a shard in [`State::Leaving`] ends.
     idle: Notify,
 }
 
@@ -205,7 +205,7 @@ impl Shards {
         self.set(shard, State::Free);
     }
 
-    /// Waits until the last reconcile of a leaving shard ends.
+    /// Waits until the last reconcile of a shard in [`State::Leaving`] ends.
     pub(crate) async fn idle(&self) {
         self.0.idle.notified().await;
     }

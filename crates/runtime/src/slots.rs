@@ -1,9 +1,9 @@
 //! Limits concurrent tasks in total, per namespace and per store. A task is for example a transfer, or a read of a
 //! large response from a store.
 //!
-//! A waiting task occupies no slot, so a busy store or namespace does not delay tasks of other stores or namespaces.
-//! Among the waiting tasks within the limits, the next task is that of the namespace with the fewest running tasks, and
-//! then the oldest task.
+//! A waiting task occupies no slot, so a busy store or namespace does not delay tasks of other stores or namespaces. Of
+//! the waiting tasks within the limits, those of the namespace with the fewest running tasks are next. Of these, the
+//! oldest task is next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

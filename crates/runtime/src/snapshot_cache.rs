@@ -1,20 +1,20 @@
 //! A cache of the last snapshot for each object, for example of the Kubernetes objects of a cluster. With a cached
 //! snapshot, the reconcile of an idle object sends no request to the API server.
 //!
-//! The operator watches the objects in a snapshot, so a snapshot is valid until an event arrives. The operator never
-//! writes from a cached snapshot: if a plan contains a write, the operator reads everything again and plans again
-//! (invariants 1 and 33).
+//! The operator watches the objects in a snapshot, except Secrets. A snapshot is therefore valid until an event
+//! arrives, and at most for `LONGEST`. The operator never writes from a cached snapshot: if a plan contains a write,
+//! the operator reads everything again and plans again (invariants 1 and 33).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum age of a snapshot. After this time, changes without an event are noticed too, for example changes of a
-/// Secret.
+/// Maximum age of a snapshot. Then the operator takes a new snapshot from its watch caches and reads the Secrets,
+/// because a change of a Secret causes no event.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// Maximum time without a read from the API server. After this time, a change is noticed even if a watch fails or loses
-/// an event.
+/// Maximum time between two reads of all objects from the API server. In between, new snapshots come from the watch
+/// caches. A read shows a change even if a watch fails or loses an event.
 const READ_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The last snapshot of each object, by UID.

@@ -364,7 +364,7 @@ fn metadata(json: &[u8]) -> Option<ObjectMeta> {
     Some(slim(&metadata))
 }
 
-/// The metadata that identifies an object, its owners and its cluster.
+/// The metadata that identifies an object, its owners and its cluster, and the deletion timestamp.
 fn slim(metadata: &ObjectMeta) -> ObjectMeta {
     let mut labels = metadata.labels.clone();
     if let Some(labels) = &mut labels {

@@ -48,7 +48,7 @@ impl Watched {
         self.budgets.record_object(of_cluster, budget);
     }
 
-    /// Reads the NetworkPolicy of a cluster, with any owner, and records the read.
+    /// Reads the NetworkPolicy of a cluster regardless of its owner, and records the read.
     ///
     /// Sends no request if the spec requests no NetworkPolicy and the watch has delivered none, because the operator
     /// writes no NetworkPolicy in this case (invariant 33).

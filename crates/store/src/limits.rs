@@ -42,7 +42,7 @@ const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
 
 #[cfg(feature = "testing")]
 tokio::task_local! {
-    /// Replaces [`LISTING_TIMEOUT`] within an async task.
+    /// Replaces [`LISTING_TIMEOUT`] within an async task of a test.
     pub(crate) static TEST_TIMEOUT: Duration;
 }
 
@@ -84,7 +84,7 @@ impl<'a, T> Listing<'a, T> {
     /// Adds an entry whose keys and identifiers have `text` bytes.
     ///
     /// # Errors
-    /// Fails if the listing has too many entries.
+    /// Fails if the listing has too many entries, or if their keys and identifiers are too long.
     pub(crate) fn push(&mut self, entry: T, text: usize) -> Result<(), Error> {
         self.text = self.text.saturating_add(text);
         if self.entries.len() >= MAX_ENTRIES || self.text > MAX_TEXT {
@@ -96,8 +96,7 @@ impl<'a, T> Listing<'a, T> {
 
     /// Continues with the page after `marker`.
     ///
-    /// # Errors
-    /// Fails if the listing has too many pages or repeats a page.
+    /// Fails if the listing has too many pages or repeats a page, or if `marker` is too long.
     pub(crate) fn advance(&mut self, marker: &str) -> Result<(), Error> {
         self.pages += 1;
         if marker.len() > MAX_MARKER {
@@ -125,7 +124,7 @@ impl<'a, T> Listing<'a, T> {
     }
 }
 
-/// The error for a listing with more than [`MAX_ENTRIES`] entries.
+/// The error for a listing with more than [`MAX_ENTRIES`] entries, or with more than [`MAX_TEXT`] bytes of names.
 pub(crate) fn too_many_entries(place: &Place, prefix: &str) -> Error {
     place.excessive(format!(
         "has more than {MAX_ENTRIES} objects whose names begin with {prefix:?}, or the names of these objects are too \

@@ -31,7 +31,7 @@ const UNFINISHED: &str = ".unfinished-";
 /// pauses that long.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
-/// Number of hexadecimal digits of the owner in the name of an unfinished file.
+/// Number of hexadecimal digits of the owner ([`LocalStore::owned_by`]) in the name of an unfinished file.
 const OWNER_DIGITS: usize = 8;
 
 /// Number of bytes in each read.
@@ -70,8 +70,9 @@ impl LocalStore {
         }
     }
 
-    /// Sets the owner in the names of unfinished files, for a directory to which several processes write. The store
-    /// lists an unfinished file of another owner only if its last write is at least ten minutes old.
+    /// Marks the names of unfinished files with `owner`, for a directory to which several processes write. `owner`
+    /// identifies the writing process. The store lists an unfinished file of another process only if its last write is
+    /// at least ten minutes old.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
         let mut digits = hex::encode(Md5::digest(owner));
@@ -379,8 +380,8 @@ impl Store for LocalStore {
 }
 
 /// Lists the objects below a directory, and stops above `limit` objects. Enters only directories that can contain
-/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips files that
-/// are deleted during the listing.
+/// objects with `prefix`, because unrelated directories, such as `lost+found`, may be inaccessible. Skips unfinished
+/// files, and files that are deleted during the listing.
 fn walk(
     dir: &Path,
     below: &str,

@@ -32,7 +32,7 @@ pub fn has_finalizer(restore: &EtcdRestore) -> bool {
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
 }
 
-/// The recorded cluster whose data is replaced; `None` for a new cluster.
+/// The cluster whose data a restore in place replaces, from `status.replaces`. `None` for a restore into a new cluster.
 pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
     restore.status.as_ref()?.replaces.as_ref()
 }
@@ -43,7 +43,8 @@ pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Plans the steps before the lock is set, and reports all problems that can be detected without a change.
+/// Plans the steps until the lock is set. Every problem that is visible without a change is reported before the first
+/// write.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
@@ -102,7 +103,8 @@ fn set_finalizer() -> Plan {
     )
 }
 
-/// Prepares the seed while the old members serve. A problem that a user must correct abandons the restore.
+/// Prepares the seed while the old members serve. If the seed has a problem that a user must correct, the restore is
+/// abandoned.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
@@ -144,7 +146,7 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
 }
 
 /// Deletes the seed of a restore that was aborted before the cutover, and then removes the lock. The old members
-/// continue.
+/// continue to serve clients.
 pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     let seed = &snapshot.seed;
     let unknown = match (&seed.pod, &seed.pvc, &seed.service) {
@@ -206,8 +208,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
 }
 
 /// Stops the old members if the verified seed exists (invariant 9). A missing seed is created again, because no client
-/// has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the name and the
-/// token.
+/// has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the member's name
+/// and the cluster token.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -256,8 +258,9 @@ fn stop(
     }
 }
 
-/// Stops the old members if the seed serves the verified backup (invariant 9). After its verification, the seed may
-/// have been created again, from another backup or with another cluster ID. No client has used it yet.
+/// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again after the
+/// verification may have another backup or another cluster ID. The old members then continue, and no client has used
+/// the seed yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,

@@ -1,9 +1,9 @@
 //! The end of a restore in place, after the old members have stopped: the seed joins the cluster, and the lock is
 //! removed.
 //!
-//! The seed joins the Services when it serves the verified backup. Clients may then write to it, so its volume is
-//! never created again, because this would lose the writes. Its pod can be created again on the volume. If the volume
-//! is empty, the pod restores the backup again.
+//! The seed joins the Services when it serves the verified backup. Clients may then write to it, so its volume is never
+//! created again, because this would lose the writes. A lost pod is created again on the volume. It restores the backup
+//! only if the volume is empty.
 //!
 //! If the pod and the volume of the seed are both lost, the restore fails. The cluster then has no data, and the
 //! cluster operator never bootstraps it again (invariant 7).
@@ -52,8 +52,8 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Creates the pod again on the volume of the seed. The cluster operator cannot create this pod, because its pods do
-/// not restore the backup to an empty volume.
+/// Creates the pod again on the volume of the seed. The cluster operator cannot create this pod: if the volume is
+/// empty, the pod must restore the backup, and pods of the cluster operator do not restore backups.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
         // The volume of a seed that has joined contains the verified backup, so the cluster operator can replace the
@@ -125,7 +125,8 @@ fn reason_to_wait(
     }
 }
 
-/// Returns a plan like [`reason_to_wait`] for a seed whose pod has no report.
+/// Does the same as [`reason_to_wait`] for a pod that has not reported which backup it contains: its container `fetch`
+/// has not ended, or the termination message of this container is lost.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {

@@ -5,7 +5,7 @@
 //!
 //! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. The request is
 //!   repeated, because the quota may allow the PVC later, and because another operator process may have created it.
-//! - The PVC has no volume. The cause may be temporary, for example if the driver is not running on a new node yet.
+//! - The PVC has no volume. The cause may be temporary, for example if the CSI driver is not running on a new node yet.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};

@@ -9,7 +9,7 @@ use member::{self, Members, OperatorImage, Replay, Seed, Source};
 
 /// The settings of a seed's pod that are not in its EtcdCluster.
 pub struct From<'a> {
-    /// The name of the member and the token of the new cluster.
+    /// The name of the seed member, and the cluster token of the restored cluster.
     pub seed: &'a SeedStatus,
     /// The etcd version of the seed.
     pub version: &'a EtcdVersion,
@@ -19,11 +19,11 @@ pub struct From<'a> {
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
-    /// The Secret with the keys of an encrypted backup.
+    /// The Secret with the keys of an encrypted backup. `None` if the backup must not be encrypted.
     pub encryption_secret: Option<&'a str>,
     /// The number by which the restore raises the revision; `None` without `bumpRevision`.
     pub bump_revision: Option<u64>,
-    /// The point up to which recorded changes are replayed; `None` for no changes.
+    /// The point up to which recorded changes are replayed; `None` if no changes are replayed.
     pub continuous: Option<&'a ChosenPoint>,
     /// True for a restore in place, in which old members serve while the seed starts.
     pub in_place: bool,

@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::{
 /// Prefix of the annotations that select the AppArmor profile of a container.
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Flags of etcd that read or write files, or send data to an address, without the prefix `experimental-`. Flags that
-/// end with `-file` are refused too.
+/// Flags of etcd that read or write files, or send data to an address. The list omits the prefix `experimental-` of the
+/// flags. [`is_file_flag`] also refuses flags that end with `-file`.
 const FILE_FLAGS: [&str; 4] = [
     "auth-token",
     "distributed-tracing-address",
@@ -63,14 +63,14 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
     fields.chain(proxy).collect()
 }
 
-/// True if the image is in the default repository, so that its digest only selects a release of etcd.
+/// True if the image is in the default repository. Its tag or digest then only selects a release of etcd.
 fn is_in_default_repository(image: &str) -> bool {
     let rest = image.strip_prefix(DEFAULT_REPOSITORY);
     rest.is_some_and(|rest| rest.starts_with(['@', ':']) && !rest.contains('/'))
 }
 
-/// The field of `spec.grpcProxy` that is refused. The Secrets of the proxies are accepted like those of `spec.TLS`,
-/// because etcd only serves and connects with the certificates.
+/// The field of `spec.grpcProxy` that is refused. `None` if all fields are accepted. The Secrets of the proxies are
+/// accepted, like those of `spec.TLS`, because the proxies only use the certificates for their connections.
 fn refused_in_proxy(proxy: &GrpcProxy) -> Option<&'static str> {
     let GrpcProxy {
         annotations,
@@ -159,8 +159,8 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
     refused.map(|(_, field)| field).collect()
 }
 
-/// True if the variable has a literal value, and sets a flag of etcd without files, or tunes the runtime of Go. Other
-/// variables may be harmful, such as a proxy for the connections of etcd.
+/// True if the variable has a literal value, and either tunes the Go runtime or sets a flag of etcd that uses no files.
+/// Other variables may be harmful, for example a variable that sends the connections of etcd through a proxy.
 fn is_harmless_variable(variable: &EnvVar) -> bool {
     let name = variable.name.as_str();
     let harmless = match flag_of_env(name) {
@@ -193,7 +193,7 @@ fn is_harmless_volume(volume: &Volume) -> bool {
     *volume == harmless
 }
 
-/// True if the mount is the data volume or a volume in the recorded spec. Other volumes of the pod contain the
+/// True if the mount uses the data volume or a volume in the recorded spec. Other volumes of the pod contain the
 /// credentials of the store and the keys of the backup (invariant 14).
 fn is_own(mount: &VolumeMount, volumes: &[Volume]) -> bool {
     mount.name == VOLUME_DATA || volumes.iter().any(|volume| volume.name == mount.name)
@@ -227,7 +227,8 @@ fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     *context == restricted
 }
 
-/// True if the context grants no privileges and no capabilities.
+/// True if the context only sets users, groups, a read-only root file system or the default seccomp profile, or takes
+/// away privileges and capabilities.
 fn is_restricted(context: &SecurityContext) -> bool {
     let capabilities = context.capabilities.clone().map(|mut capabilities| {
         capabilities.add = capabilities.add.filter(Vec::is_empty);

@@ -1,4 +1,5 @@
-//! Plans the pod that searches recorded changes on a PersistentVolumeClaim (PVC). Performs no I/O.
+//! Plans the pod that searches the recorded changes on a PersistentVolumeClaim (PVC) for the point of the restore.
+//! Performs no I/O.
 
 use api::EtcdRestore;
 use api::names::ANNOTATION_RESTORE;

@@ -81,8 +81,8 @@ fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     Err(Trouble::new(Reason::RecordedSpecRefused, message))
 }
 
-/// Fails if the cluster has an older minor release of etcd than the backup, because that etcd cannot read the
-/// database. Also fails if the etcdutl of the cluster does not support `--bump-revision`.
+/// Fails if the cluster has an older minor release of etcd than the backup, because the older etcd cannot read the
+/// database of the backup. Also fails if the etcdutl of the cluster does not support `--bump-revision`.
 pub(crate) fn check_version(
     restore: &EtcdRestore,
     spec: &EtcdClusterSpec,

@@ -51,7 +51,7 @@ pub enum Object {
 pub enum Request {
     /// Check a precondition. If it is not met, no further request is sent.
     Confirm(Check),
-    /// Add the finalizer if true, remove it if false.
+    /// Add the finalizer of the EtcdRestore if true, remove it if false.
     SetFinalizer(bool),
     /// Create an object. Its name is fixed, so it is created at most once.
     Create(Object),

@@ -15,7 +15,7 @@ use crate::source;
 /// Arguments of the command `search`, which runs in a pod that mounts the PVC.
 #[derive(Args, Clone, Debug)]
 pub struct Search {
-    /// What to search, as JSON. Contains no credentials
+    /// Recorded changes, and the point to find in them, as JSON. Contains no credentials
     #[arg(long, value_name = "JSON", value_parser = parse_order)]
     pub order: SearchOrder,
     /// Directory where the PersistentVolumeClaim is mounted
@@ -33,7 +33,7 @@ fn parse_order(text: &str) -> Result<SearchOrder, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Searches the point and writes the report. Returns true if the point was found.
+/// Searches for the point and writes the report. Returns true if the point was found.
 pub async fn run(arguments: &Search) -> bool {
     let found = Box::pin(search(arguments)).await;
     let succeeded = found.is_ok();

@@ -262,8 +262,8 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     )))
 }
 
-/// Fails if the cluster has an older minor release of etcd than the backup, because that etcd cannot read the
-/// database. The operator has checked this already, except for a backup on a PersistentVolumeClaim.
+/// Fails if the cluster has an older minor release of etcd than the backup, because the older etcd cannot read the
+/// database of the backup. The operator has checked this already, except for a backup on a PersistentVolumeClaim.
 fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let parse = |text: &str| EtcdVersion::parse(text).ok();
     let backup = manifest.and_then(|manifest| parse(&manifest.etcd_version));
@@ -280,8 +280,8 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
     }
 }
 
-/// Fetches the snapshot from a member, which needs no quorum. The cluster ID is checked first, because a member of
-/// another cluster may have the address now.
+/// Fetches the snapshot from a member. This also works without a quorum. The cluster ID is checked first, because a
+/// member of another cluster may have the address now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,

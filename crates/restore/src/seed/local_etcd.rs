@@ -144,7 +144,8 @@ impl LocalEtcd {
         report.map_err(|error| self.replay_trouble(&error))
     }
 
-    /// Updates the progress regularly: the share of the replayed revisions, in bytes of the recorded changes.
+    /// Updates the progress once per second: the size of the recorded changes, multiplied by the share of the revisions
+    /// that etcd has replayed.
     async fn follow(&self, (first, last): (i64, i64), total: u64, meter: &Meter) {
         let client = EtcdClient::new(Access::default());
         loop {
@@ -198,7 +199,7 @@ impl LocalEtcd {
         }
     }
 
-    /// The failure with the end of etcd's output.
+    /// An error with the cause `why` and the end of etcd's output.
     fn failed(&self, why: &str) -> Trouble {
         let output = fs::read(&self.log).unwrap_or_default();
         let output = String::from_utf8_lossy(&output);

@@ -87,8 +87,8 @@ mod tests {
     }
 
     impl Files {
-        /// Creates the files next to the test program, because `/tmp` may be in memory. Afterwards, the source is on
-        /// disk and in the page cache.
+        /// Creates the source file next to the test program, because `/tmp` may be in memory. Afterwards, this file is
+        /// on disk and in the page cache.
         fn create() -> Self {
             let here = std::env::current_exe().unwrap();
             let folder = tempfile::tempdir_in(here.parent().unwrap()).unwrap();

@@ -134,8 +134,8 @@ fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     }
 }
 
-/// Fails if the file was replaced after it was fetched. Compares the size and the revision, because etcdutl detects
-/// damaged content.
+/// Fails if the file was replaced after it was fetched. Compares only the size and the revision, because etcdutl
+/// detects damaged content.
 fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble> {
     let found = revisions(path)?;
     let size = fs::metadata(path).map_err(|error| volume_trouble("read", path, &error))?;

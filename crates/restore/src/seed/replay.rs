@@ -1,9 +1,9 @@
 //! Fetches recorded changes, and replays them before the member serves.
 //!
-//! The container `fetch` copies the segments to the data volume, so the container of etcd needs no access to the store
-//! (invariant 14). The program in the container of etcd starts etcd on localhost with the restored snapshot, replays
-//! the segments, and stops etcd. During the replay, the data directory has its temporary name. If the program is
-//! interrupted, the next start begins again with the snapshot.
+//! The container `fetch` copies the segments (the files with the recorded changes) to the data volume, so the container
+//! of etcd needs no access to the store (invariant 14). The program in the container of etcd starts etcd on localhost
+//! with the restored snapshot, replays the segments, and stops etcd. During the replay, the data directory has its
+//! temporary name. If the program is interrupted, the next start begins again with the snapshot.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,7 +23,7 @@ use super::{Contents, Paths, unusable, volume_trouble};
 use crate::reason::{Reason, Trouble};
 use crate::source;
 
-/// Recorded changes that are fetched together with the snapshot of their base.
+/// Recorded changes that are fetched together with the snapshot from which they continue (the base).
 #[derive(Args, Clone, Debug, Default)]
 pub struct ReplaySource {
     /// Prefix of the recorded changes in the store
@@ -128,7 +128,7 @@ fn copy_trouble(error: &CopyError, directory: &Path, secret: Option<&str>) -> Tr
 }
 
 /// Replays the fetched changes into the data directory `data`, which was restored from the snapshot of the base.
-/// `program` is etcd. Blocks until etcd has ended.
+/// `program` is the path of etcd. Blocks until etcd has ended.
 pub(super) fn replay_changes(
     program: &Path,
     (settings, replay): (&DataDirectorySettings, &Replay),

@@ -1,4 +1,4 @@
-//! The requests of watched children to reconcile their owners. Performs no I/O.
+//! Converts the change of a watched child into a request to reconcile its owner. Performs no I/O.
 
 use api::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};

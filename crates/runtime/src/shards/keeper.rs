@@ -24,14 +24,14 @@ use crate::lease::{Candidate, Error};
 const BEAT: Duration = Duration::from_secs(2);
 /// Time limit for the release of all Leases.
 const RELEASE: Duration = Duration::from_secs(8);
-/// How often the release of the Leases is attempted. Another replica may write a Lease at the same time, or a renewal
-/// that this replica sent before the shutdown may arrive late.
+/// Maximum number of attempts to release the Leases. An attempt fails if another replica writes a Lease at the same
+/// time, or if a renewal that this replica sent before the shutdown arrives late.
 const ATTEMPTS: usize = 3;
 
 /// The metrics of the leader election.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
-    /// 1 if this process holds the Lease, or at least one shard.
+    /// 1 if this process is the leader, or holds at least one shard.
     pub leader: Gauge,
     /// The number of shards that this process holds.
     pub held: Gauge,
@@ -398,7 +398,8 @@ impl Keeper {
     }
 }
 
-/// The change that makes the operator's Lease belong to the group, and lists its replicas.
+/// The change that gives the operator's Lease to `group`, the replicas with the same number of shards, and lists these
+/// replicas.
 fn listing(version: &str, group: &str, replicas: &Replicas, is_new: bool) -> Value {
     let mut change = holding(version, group, is_new);
     let list = serde_json::to_string(replicas).unwrap_or_default();

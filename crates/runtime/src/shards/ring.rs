@@ -112,7 +112,7 @@ pub(super) struct Ring {
     leases: HashMap<String, (String, Instant)>,
     /// For each other listed replica, its entry, and the time at which this process first saw this entry.
     others: BTreeMap<String, (Replica, Instant)>,
-    /// The start of the last complete renewal.
+    /// The start of the last complete renewal. `None` before the first renewal.
     renewed: Option<Instant>,
     /// The last beat of this replica in the operator's Lease. Its first value is random, because a restarted container
     /// has the same replica name.
@@ -143,8 +143,9 @@ impl Ring {
         format!("{}-shard-{shard}", self.lease)
     }
 
-    /// The holder of the operator's Lease while it belongs to replicas with this number of shards. No pod has such a
-    /// name.
+    /// The holder of the operator's Lease while the Lease belongs to replicas with this number of shards. This holder
+    /// differs from every pod name, because it contains a slash. A pod name is the holder if the operator is not
+    /// divided.
     pub(super) fn group(&self) -> String {
         format!("shards/{}", self.count)
     }
@@ -165,7 +166,8 @@ impl Ring {
         self.renewed = Some(began);
     }
 
-    /// Invariant 40: the time at which this process must have ended if it holds a shard and renews no more.
+    /// Invariant 40: the time at which this process must have ended if it renews no more. `None` if it needs no Lease
+    /// of a shard.
     pub(super) fn deadline(&self, slots: &[Slot]) -> Option<Instant> {
         let holds = slots.iter().any(|slot| slot.needs_lease());
         let renewed = self.renewed.filter(|_| holds);

@@ -175,7 +175,7 @@ async fn invariant_11_second_of_two_concurrent_writes_has_no_effect() {
     assert_eq!(lost.reason(), "Conflict");
 }
 
-/// Invariant 10: the record of one operator stays when another operator writes its own part of the status.
+/// Invariant 10: the status fields of one operator stay when another operator writes its own part of the status.
 #[tokio::test]
 async fn operators_do_not_overwrite_each_others_status_fields() {
     let (_server, client) = with_crd().await;

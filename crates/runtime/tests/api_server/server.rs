@@ -41,7 +41,8 @@ fn program(dir: &Path) -> PathBuf {
     named
 }
 
-/// A key to sign ServiceAccount tokens, which etcd generates. Any key works, because the tests request no tokens.
+/// A key to sign ServiceAccount tokens. An etcd with `--auto-tls` generates it. Any key works, because the tests
+/// request no tokens.
 async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(

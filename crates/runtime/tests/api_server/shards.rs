@@ -17,7 +17,7 @@ fn candidate(name: &str) -> Candidate {
     }
 }
 
-/// A replica without objects.
+/// A replica that reconciles no objects.
 struct Replica {
     gauges: Gauges,
     shutdown: CancellationToken,

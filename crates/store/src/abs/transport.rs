@@ -17,7 +17,7 @@ use crate::lock::Retention;
 /// Parses dates in HTTP headers.
 const HTTP_DATES: DateTimeParser = DateTimeParser::new();
 
-/// Sends the requests of the Azure client unchanged.
+/// Sends the requests of the Azure client, and checks the responses before the client parses them.
 #[derive(Debug)]
 pub(super) struct Transport(pub(super) reqwest::Client);
 

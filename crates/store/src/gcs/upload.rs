@@ -79,7 +79,8 @@ impl Session {
         })
     }
 
-    /// Sends a chunk with retries. The last chunk completes the object.
+    /// Sends a chunk with retries. The last chunk completes the object, so its response contains the metadata of the
+    /// object.
     async fn send(&self, chunk: &Chunk) -> Result<Option<Resource>, Error> {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;

@@ -12,14 +12,15 @@ const NAMESPACES: &str = "namespaces";
 /// namespace can exceed the quota by at most this number of bytes.
 const STEP: u64 = 64 << 20;
 
-/// Maximum depth of directories. A path in the spec of an object has at most 512 parts.
+/// Maximum depth of directories in which the used space is measured. A path in the spec of an object has at most 512
+/// parts.
 const MAX_DEPTH: usize = 1_024;
 
 /// A namespace that is not the operator's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     pub(super) namespace: String,
-    /// Maximum total size in bytes of the namespace's files.
+    /// Maximum total size in bytes of the namespace's files. `None` means no limit.
     pub(super) quota: Option<u64>,
 }
 

@@ -298,7 +298,7 @@ fn fetch_container_is_restricted() {
     }
 }
 
-/// Parses the arguments of the first container of this kind, as the seed's program does.
+/// Parses the arguments of the first container in the list `container` of the pod's spec, as the seed's program does.
 fn parsed(pod: &Value, container: &str) -> crate::seed::Command {
     use clap::Parser;
     #[derive(Parser)]

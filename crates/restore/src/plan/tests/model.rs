@@ -38,7 +38,7 @@ enum Step {
     Blind(u8),
     /// The kubelet and etcd take one step.
     Kubelet,
-    /// The cluster operator writes its status.
+    /// The cluster operator writes the status of the EtcdCluster.
     ClusterOperator,
     /// The seed's pod is lost, and without a volume also its data.
     LosePod,
@@ -60,7 +60,7 @@ enum Step {
     Retention,
     /// A user changes `bumpRevision` in the spec.
     ChangeBump,
-    /// The kubelet loses the report of the seed's pod.
+    /// The termination message of the seed's container `fetch` is lost.
     LoseMessage,
     /// A user deletes the seed's volume and its pod.
     LoseVolume,
@@ -68,10 +68,10 @@ enum Step {
     LoseOld,
     /// A second operator process observes the current state, and is suspended.
     ReadDelayed,
-    /// The second process plans and executes an action. It uses its old EtcdRestore and the current state of all other
-    /// objects.
+    /// The second process plans and executes an action. It uses the EtcdRestore of `ReadDelayed` and the current state
+    /// of all other objects.
     ActDelayed,
-    /// The second process plans and executes an action from its old observation.
+    /// The second process plans and executes an action from the objects that it observed in `ReadDelayed`.
     WriteDelayed,
     /// A client writes, if it can connect to a member.
     ClientWrites,
@@ -107,10 +107,10 @@ struct ModelCluster {
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
-    /// The UID and the resourceVersion of the EtcdCluster.
+    /// `uid` and `version` are the UID and the resourceVersion of the EtcdCluster.
     uid: u32,
     version: u32,
-    /// The UIDs of the seed's Service and PVC.
+    /// `service` and `volume` are the UIDs of the seed's Service and PVC.
     service: Option<u32>,
     volume: Option<u32>,
     /// The UID of the seed's PVC if the PVC has a volume.
@@ -118,7 +118,7 @@ struct ModelCluster {
     pod: Option<ModelPod>,
     /// True if the seed has verified data, on its volume or in its pod.
     disk: bool,
-    /// The backup from which this data was restored.
+    /// The backup from which the data of `disk` was restored.
     disk_of: Data,
     /// The members of the replaced cluster.
     old: Vec<OldMember>,
@@ -140,7 +140,7 @@ struct ModelPod {
     /// True if the pod accepts only a snapshot with the recorded SHA-256.
     checks_sha256: bool,
     fetched: bool,
-    /// True if the report of the pod is lost.
+    /// True if the termination message of the pod's container `fetch` is lost.
     report_lost: bool,
     prepared: bool,
     serving: bool,
@@ -164,7 +164,7 @@ struct World {
     /// Whether Kubernetes creates volumes (`storage`), and whether the API server accepts PVCs (`quota`).
     storage: bool,
     quota: bool,
-    /// The newest and the oldest existing backup.
+    /// `newest` and `oldest` are the numbers of the newest and the oldest existing backup.
     newest: u32,
     oldest: u32,
     /// The backups of all seeds so far. Only checks of the model read this field.
@@ -176,9 +176,9 @@ struct World {
     losses: bool,
     /// True if backups have a manifest with the SHA-256.
     manifests: bool,
-    /// The last number that was used as a UID or a version.
+    /// The last number that was used as a UID or a resourceVersion.
     stamps: u32,
-    /// The old observation of the second operator process.
+    /// The objects that the second operator process observed before it was suspended.
     delayed: Option<Box<World>>,
     /// True if the second process has executed an action.
     two: bool,
@@ -244,7 +244,7 @@ impl World {
         world
     }
 
-    /// Returns a new unique number for a UID or a version.
+    /// Returns a new unique number for a UID or a resourceVersion.
     fn stamp(&mut self) -> u32 {
         self.stamps += 1;
         self.stamps
@@ -477,7 +477,7 @@ impl World {
         }
     }
 
-    /// Deletes the EtcdRestore and the objects that it owns, if a user has deleted it and it has no finalizer.
+    /// Removes the EtcdRestore and the objects that it owns, if it has a deletion timestamp and no finalizer.
     fn end_of_restore(&mut self) {
         let has_finalizer = self.restore.metadata.finalizers.is_some();
         if self.restore.metadata.deletion_timestamp.is_none() || has_finalizer || self.deleted {

@@ -148,7 +148,7 @@ fn restore_waits_while_cluster_cannot_be_read() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9. Defect 2 of coreos/etcd-operator: it deleted the existing cluster first.
+/// Invariant 9. Defect 2 of coreos/etcd-operator: it deleted the existing cluster before it restored the backup.
 #[test]
 fn restore_rejects_existing_cluster_without_changing_it() {
     for lock in [None, Some("another-restore".to_owned())] {
@@ -357,7 +357,7 @@ fn replace_pod() -> Action {
     Action::ReplacePod(why.into())
 }
 
-/// Two pods that have ended: one before and one after the end of its fetch.
+/// Two pods that have ended: one before and one after its container `fetch` has reported the restored backup.
 fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
@@ -501,7 +501,7 @@ fn invalid_restore_is_rejected_without_observation() {
     );
 }
 
-/// Invariant 9: the hash of the keys is compared before the cluster ID is recorded.
+/// Invariant 9: the hash of the seed's keys is compared with the manifest before the cluster ID is recorded.
 #[test]
 fn cluster_id_of_seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {

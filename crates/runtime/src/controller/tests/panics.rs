@@ -67,7 +67,7 @@ impl Failure for Never {
     }
 }
 
-/// A reconciler that sends the name of each object, and panics for the object `bad`.
+/// A reconciler that sends the name of each object to the test, and panics for the object `bad`.
 struct Panics(mpsc::UnboundedSender<String>);
 
 impl Reconcile for Panics {

@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// Returns true if the process ends.
+    /// Sends the next request of the process. Returns true if the process ends.
     fn send(&mut self, process: &mut Process) -> bool {
         if self.faults && self.chance(10) {
             // The next request is delayed, in a few cases for longer than a Lease is valid without a renewal.

@@ -9,8 +9,9 @@ impl World {
         self.delayed = Some(Box::new(self.clone()));
     }
 
-    /// Plans and executes an action of the second process with its old EtcdRestore. If `all` is true, all other
-    /// objects are old too. The API server rejects writes to the EtcdRestore, because its resourceVersion has changed.
+    /// Plans and executes an action of the second process with the EtcdRestore that it observed. If `all` is true, it
+    /// also uses its old observation of all other objects. The API server rejects writes to the EtcdRestore, because
+    /// its resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.delayed.clone() else {
             return;
@@ -95,7 +96,7 @@ fn uid(cluster: &ModelCluster) -> Option<u32> {
     cluster.pod.as_ref().map(|pod| pod.uid)
 }
 
-/// Deletes the observed objects of the seed.
+/// Deletes the seed's pod, PVC and Service. An object whose UID has changed since the observation `read` is kept.
 fn discard(cluster: &mut ModelCluster, read: &ModelCluster) {
     if uid(cluster) == uid(read) {
         cluster.pod = None;

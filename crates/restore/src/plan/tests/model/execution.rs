@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    /// Records a write to a cluster that a user has created. Invariant 9 forbids such writes.
+    /// Records that the operator writes to a cluster that a user has created. Invariant 9 forbids such writes.
     fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,

@@ -15,15 +15,16 @@ pub(super) enum Mistake {
     UsesBumpOfSpec,
     /// The operator assumes that every existing volume contains the restored data.
     TreatsVolumeAsData,
-    /// The operator waits forever for the report of the seed's pod, although the kubelet has lost it.
+    /// The operator waits forever for the termination message of the seed's container `fetch`, although the kubelet has
+    /// lost it.
     ExpectsReport,
     /// The operator never compares the seed's pod with the recorded backup.
     NeverCompares,
     /// The operator assumes that the data on a volume is from the backup in the arguments of the pod.
     OmitsOrigin,
-    /// The operator keeps a seed's pod that was created too late.
+    /// The second process creates the seed's pod although the cluster no longer needs a seed.
     CreatesDelayed,
-    /// The cutover is made although the seed was deleted after the observation.
+    /// The second process makes the cutover although the seed was deleted after its observation.
     CutsOverDelayed,
     /// The restore is abandoned after the cutover, because storage is missing.
     AbandonsAfterCutover,
@@ -96,7 +97,7 @@ fn quiet(steps: usize) -> impl Iterator<Item = Step> {
     all.into_iter().cycle().take(steps)
 }
 
-/// Steps in which the backup is chosen again after the observation of the second process, and pods are lost.
+/// Steps in which a user changes `bumpRevision` after the observation of the second process, and pods are lost.
 fn choosing() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {

@@ -149,7 +149,8 @@ impl World {
         }
     }
 
-    /// The backup for an observation: the recorded backup, or else the newest backup.
+    /// The backup and the `bumpRevision` for an observation: those of the record, or else the newest backup and the
+    /// value in the spec.
     pub(super) fn chosen(&self, locked: bool) -> Data {
         let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
         let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);
@@ -165,7 +166,7 @@ impl World {
     }
 }
 
-/// The revision of a backup. Each newer backup contains one more write.
+/// The revision after the restore of a backup. Each newer backup contains one more write.
 pub(super) fn revision((backup, bump): Data) -> i64 {
     BACKUP + i64::from(backup) + bump
 }

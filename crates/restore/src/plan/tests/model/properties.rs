@@ -60,7 +60,7 @@ proptest! {
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// Without a volume, the restore completes unless the seed is lost during or after the handover.
+    /// Without a volume, the restore completes unless the seed's pod is lost or ends after the cutover.
     #[test]
     fn restore_without_volumes_completes_unless_seed_is_lost(steps in steps(false)) {
         let mut world = World::new(false, true);
@@ -147,7 +147,7 @@ proptest! {
         }
     }
 
-    /// After the failure, the old cluster is unchanged and not locked.
+    /// After a restore in place of an unreadable backup, the old cluster is unchanged and not locked.
     #[test]
     fn unreadable_backup_leaves_old_cluster_unchanged(durable: bool, steps in steps(false)) {
         let mut world = World::replacing(durable, false);

@@ -13,7 +13,7 @@ const STORAGE: &[Step] = &[
     Step::LoseVolume,
 ];
 
-/// Steps without storage from the start.
+/// Random steps after a first step that takes away the storage.
 pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     let none = prop::sample::select(vec![Step::NoStorage, Step::NoQuota]);
     (none, steps(false)).prop_map(|(none, steps)| {
@@ -23,7 +23,7 @@ pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps around the cutover without storage.
+/// Steps around the cutover, while Kubernetes creates no volumes.
 pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
     around().prop_map(|around| {
         let mut all = vec![Step::NoStorage];
@@ -33,7 +33,7 @@ pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl World {
-    /// The problem of a PVC without a volume, after its time limit.
+    /// The problem of a durable seed whose PVC has no volume; `None` while the pod is `recent`.
     pub(super) fn no_storage(&self, cluster: &ModelCluster, recent: bool) -> Option<Trouble> {
         let waits = self.durable && cluster.volume.is_some() && cluster.bound != cluster.volume;
         (waits && !self.storage && !recent)

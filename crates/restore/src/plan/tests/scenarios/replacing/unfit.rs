@@ -13,7 +13,7 @@ fn pod_with(edit: impl FnOnce(&mut PodFacts)) -> Pod {
     Pod::Present(pod)
 }
 
-/// A seed's pod whose report is lost.
+/// A seed's pod whose report is lost. The report is the termination message of the container `fetch`.
 fn without_report() -> Pod {
     pod_with(|pod| (pod.restored, pod.verified, pod.report_lost) = (None, false, true))
 }
@@ -32,8 +32,8 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
-/// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start
-/// a member on an empty volume.
+/// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start a
+/// member on an empty volume, so the restore creates the pod.
 #[test]
 fn seed_pod_is_recreated_on_existing_volume_before_handover() {
     let restore = verified_seed();
@@ -139,7 +139,8 @@ fn seed_problem_is_reported_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: the PersistentVolumeClaim is terminating, so the deletion of the pod would delete the data too.
+/// Invariant 9: the PersistentVolumeClaim is terminating or deleted, so the deletion of the pod would delete the data
+/// too.
 #[test]
 fn seed_pod_on_terminating_volume_is_kept() {
     let bare = cut_over(&[], without_report());
@@ -309,7 +310,7 @@ fn old_member_stops_even_if_joined_seed_is_faulty() {
     );
 }
 
-/// A suspended operator process may create the pod with an earlier backup than the recorded backup.
+/// A suspended operator process may create the pod with another backup than the recorded backup.
 #[test]
 fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
