@@ -268,7 +268,7 @@ async fn clients_end(
     ended
 }
 
-/// For each minor release in [`MINORS`], its newest patch release that the nodes have.
+/// For each minor release in [`MINORS`], its newest patch release whose image the nodes have.
 fn versions(env: &Env) -> Result<Vec<String>> {
     MINORS.iter().map(|minor| env.newest_of(minor)).collect()
 }
