@@ -16,7 +16,7 @@ use crate::fixtures::root;
 
 /// The label by which Grafana's sidecar selects dashboards.
 const LABEL: &str = "grafana_dashboard=1";
-/// Metrics of events that do not happen in this test, each with the reason. Their queries may return no data.
+/// Metrics that have no data in this test, each with the reason. Queries of these metrics may return no data.
 const WITHOUT_EVENTS: [(&str, &str); 2] = [
     (
         "etcd_operator_cluster_reconcile_failed_total",

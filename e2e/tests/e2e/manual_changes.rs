@@ -242,7 +242,7 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
     Ok(cases)
 }
 
-/// True if the operator sets the label or annotation with this key.
+/// True if the operator sets and restores the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && key != HISTORY

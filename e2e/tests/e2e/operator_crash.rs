@@ -53,7 +53,7 @@ const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
 /// If the operator is idle for this time, has reconciled each cluster, and has not crashed, the test triggers the write
-/// of the failpoint again.
+/// at the failpoint again.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// An operator that the test crashes several times.
