@@ -18,7 +18,7 @@ const LEASE_TTL_SECONDS: i64 = 7200;
 /// The prefix of the keys in which mirrors store their records, such as checkpoints.
 const MIRROR_RECORDS: &[u8] = api::names::MIRROR_RECORDS.as_bytes();
 
-/// A key with its value, revisions, version and lease.
+/// The value, revisions, version and lease of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
     value: Vec<u8>,

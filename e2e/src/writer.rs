@@ -29,7 +29,7 @@ const PREFIX: &str = "written/";
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
-/// Time limit for one write. The outcome of a write that exceeds it is unknown.
+/// Time limit for one write. The outcome of a write that exceeds this limit is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit for the retries of one write. It exceeds the time of a leader election or of a short freeze of the

@@ -116,7 +116,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Watches over one connection until it fails.
+/// Watches over one connection until the connection or the watch fails.
 async fn watch_once(
     access: &Access,
     next: i64,

@@ -125,7 +125,7 @@ async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     Ok(())
 }
 
-/// The ID of the pod's first container, if it runs.
+/// The ID of the pod's first container, if this container runs.
 fn running_container(pod: &Pod) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
     let container = containers.first()?;

@@ -145,8 +145,8 @@ fn is_reported(desired: &Desired, object: &DynamicObject) -> bool {
         && has_condition(object, "Degraded", "False")
 }
 
-/// Waits until a planned backup has ended, then restores it if planned. If a backup fails because of a fault, it must
-/// report the failure, and a second backup must complete.
+/// Waits until a planned backup has ended, and restores this backup if `change` plans a restore. If the backup fails
+/// because of a fault, the EtcdBackup must report the failure, and a second backup must complete.
 pub(crate) async fn end(
     change: &Change,
     number: usize,
