@@ -34,7 +34,7 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
 /// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// An annotation with the names of the first members. After the bootstrap, the operator does not read it.
+/// An annotation with the names of the first members. After the bootstrap, the operator does not read this annotation.
 const HISTORY: &str = "etcd.database.coreos.com/first-members";
 
 fn resource(kind: &str) -> Result<ApiResource> {

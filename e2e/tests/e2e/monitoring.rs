@@ -1,7 +1,7 @@
 //! Prometheus scrapes operators and members as the chart's PodMonitors describe, and evaluates the chart's rules with
-//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. It checks that
-//! the queries of the dashboards and the recording rules return data. With the environment variable `UPDATE`, it
-//! replaces pictures and command outputs in the documentation.
+//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. The test also
+//! checks that the queries of the dashboards and the recording rules return data. With the environment variable
+//! `UPDATE`, the test replaces pictures and command outputs in the documentation.
 
 mod load;
 mod stores;

@@ -1,8 +1,9 @@
 //! The operator crashes before a write, and the next process continues.
 //!
 //! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By default,
-//! the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The model
-//! test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any two writes.
+//! the tests crash the operator before writes in the middle of a change. With `--full`, they crash the operator before
+//! every write. The model test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any
+//! two writes.
 
 mod full;
 

@@ -52,7 +52,7 @@ impl Loss {
     }
 }
 
-/// The certificates of one kind (`peer` or `server`), by member.
+/// The peer certificates (if `kind` is `peer`) or server certificates (if `kind` is `server`), by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
