@@ -147,7 +147,7 @@ pub struct Record {
     pub seed: u64,
     /// The factor by which alerts fire faster than with the rules of the chart.
     pub speedup: u32,
-    /// The injected faults in their order.
+    /// The faults in the order of their injection.
     pub made: Vec<Made>,
     /// The volume whose writes are limited now.
     pub slow: Option<SlowVolume>,

@@ -269,7 +269,7 @@ impl<'a> Recording<'a> {
         Ok(writer.newer_than(revision, at))
     }
 
-    /// The recovery points at `count` random moments, in ascending order.
+    /// The time of [`Self::recovery_point`] at `count` random moments, sorted from the shortest to the longest.
     ///
     /// # Errors
     /// Fails if the store does not respond.

@@ -208,7 +208,7 @@ impl Identity {
     /// client certificate.
     ///
     /// # Errors
-    /// Fails if the client or the server rejects the other's certificate.
+    /// Fails if the client or the server rejects the other's certificate, or if no response arrives in time.
     pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();
