@@ -36,11 +36,11 @@ const BOOTSTRAP: &[&str] = &[
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Failpoints of an added member. At the first failpoint, the member is recorded, but not in etcd. At the second, the
-/// member is a learner in etcd.
+/// Failpoints before the writes that add a member. At the first failpoint, the member is recorded, but not in etcd. At
+/// the second, the member is a learner in etcd.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Failpoints of a removed member. At the first failpoint, the removal is recorded, but the member is in etcd. At the
-/// second, etcd has removed the member, but its pod exists. At the third, only its volume exists.
+/// Failpoints before the writes that remove a member. At the first failpoint, the removal is recorded, but the member
+/// is in etcd. At the second, etcd has removed the member, but its pod exists. At the third, only its volume exists.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",

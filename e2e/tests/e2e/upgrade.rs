@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same as in `before`, with `times` restarts each.
+/// Ensures that the pods are the same as in `before`, and that each pod has restarted `times` times since then.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
