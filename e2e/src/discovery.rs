@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
-/// The prefix of all labels that Prometheus' discovery of pods sets.
+/// The prefix of the labels with which Prometheus' discovery of pods describes a pod.
 const POD: &str = "__meta_kubernetes_pod";
 
-/// The container ports of all pods with an IP address, in the format of `file_sd_configs`.
+/// The targets for `file_sd_configs`: the container ports of each pod that has an IP address.
 pub(crate) fn targets(pods: &[Pod]) -> Value {
     let mut found = Vec::new();
     for pod in pods {

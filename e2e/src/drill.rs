@@ -14,7 +14,7 @@ use crate::soak::dice::Dice;
 
 /// The number of the random stream for the order of the faults.
 const ORDER: u64 = 0;
-/// The number of the first random stream for the victims of the faults.
+/// The number of the random stream for the victim of the first fault. Each later fault uses the next number.
 const VICTIMS: u64 = 1;
 
 /// A fault of a drill.
@@ -147,7 +147,7 @@ pub struct Record {
     pub seed: u64,
     /// The factor by which alerts fire faster than with the rules of the chart.
     pub speedup: u32,
-    /// The injected faults in their order.
+    /// The faults in the order of their injection.
     pub made: Vec<Made>,
     /// The volume whose writes are limited now.
     pub slow: Option<SlowVolume>,
@@ -217,7 +217,7 @@ impl Record {
     /// Reads the record from its file.
     ///
     /// # Errors
-    /// Fails if no drill is in progress.
+    /// Fails if the file does not exist, because no drill is in progress, or if the record is damaged.
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file);
         Self::opened(&text.context("no drill is in progress: run `cargo xtask drill start`")?)

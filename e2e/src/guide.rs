@@ -1,4 +1,4 @@
-//! Runs the code blocks of a document in their order, with the reader's names instead of placeholders.
+//! Runs the code blocks of a document in their order, with names of the test instead of placeholders.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -45,8 +45,8 @@ impl Guide {
         })
     }
 
-    /// Removes all lines with this text from the code blocks. The document tells readers to remove the line if it does
-    /// not apply to them.
+    /// Removes all lines that equal `line` from the remaining code blocks. The document says in which case a reader
+    /// removes this line.
     ///
     /// # Errors
     /// Fails if no block has this line.
@@ -64,7 +64,7 @@ impl Guide {
         Ok(())
     }
 
-    /// Returns the next code block.
+    /// Returns the next code block, with values instead of placeholders.
     ///
     /// # Errors
     /// Fails if the section has no more blocks, or if the next block has another language.
@@ -96,7 +96,7 @@ impl Guide {
         std::fs::write(self.folder.path().join(file), text).context(file.to_owned())
     }
 
-    /// Skips the next code block, because it does not apply to the reader.
+    /// Skips the next code block, which is for a case that the test does not cover.
     ///
     /// # Errors
     /// Fails if the next block has another language.

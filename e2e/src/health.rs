@@ -24,7 +24,7 @@ pub(crate) struct MemberHealth {
 }
 
 impl MemberHealth {
-    /// Starts the watch. The member counts as unhealthy until its first report.
+    /// Starts the watch. The member counts as unhealthy until its first report, and while no stream is open.
     pub(crate) fn watch(url: &str) -> Self {
         let serves = Arc::new(AtomicBool::new(false));
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
@@ -39,7 +39,7 @@ impl MemberHealth {
         Self { serves, task }
     }
 
-    /// True if the last report of the member says that it is healthy.
+    /// True if the stream of reports is open, and the last report says that the member is healthy.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }

@@ -124,7 +124,7 @@ impl Keyspace {
         .await
     }
 
-    /// Connects to the pod of a member with TLS, and reads a key. Does not retry.
+    /// Connects with TLS to the pod of a member, and reads a key. Does not retry.
     ///
     /// # Errors
     /// Fails if the connection fails, or if the member rejects the client certificate.

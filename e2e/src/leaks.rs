@@ -54,7 +54,8 @@ pub async fn cluster_scenario_without_leaks(
     .await;
 }
 
-/// Searches the data of the namespace for the content of its Secrets, and for etcd tokens.
+/// Searches the objects, Events, logs, metrics and processes of the namespace for the content of its Secrets, and for
+/// etcd tokens.
 ///
 /// # Errors
 /// Fails if a secret is found, or if data cannot be read. The error names the Secret, its key, and the data that
@@ -87,7 +88,7 @@ pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The secret texts in all Secrets of the namespace, one for each line of a value.
+/// The [`parts`] of all secret values in the Secrets of the namespace.
 async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
@@ -113,7 +114,8 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     Ok(secret_values)
 }
 
-/// The lines of a Secret's value, or the items if the value is a JSON list. Each is searched for separately.
+/// The texts to search for in a Secret's value: its lines, or its items if the value is a JSON list. Lines that are
+/// short or not secret are omitted.
 fn parts(value: &str) -> Vec<String> {
     if let Ok(list) = serde_json::from_str::<Vec<String>>(value) {
         return list;
@@ -175,9 +177,10 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     Ok(visible)
 }
 
-/// The arguments and environment variables of the processes of etcd and the operators in these pods. They are in
-/// `/proc`, because the nodes of the testbed run on this machine. The control group of a process contains the UID of
-/// its pod. Processes of other pods are skipped, because other tests pass credentials in environment variables.
+/// The arguments and environment variables of the processes of etcd and the operators in these pods. This function
+/// reads them from `/proc`, because the nodes of the testbed run on this machine. The control group of a process
+/// contains the UID of its pod. Processes of other pods are skipped, because other tests pass credentials in
+/// environment variables.
 fn processes(pods: &[String]) -> BTreeMap<String, String> {
     let mut visible = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

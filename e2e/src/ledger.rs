@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     begun: Instant,
     /// The acknowledged writes, by the number of the key.
     acknowledged: BTreeMap<u64, AcknowledgedWrite>,
-    /// The revision and the time of each acknowledgment, in their order.
+    /// The revision and the time of each acknowledgment, in the order of the acknowledgments.
     times: Vec<(i64, Instant)>,
     /// The numbers of the keys whose write was rejected or not answered.
     unknown: Vec<u64>,

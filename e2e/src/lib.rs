@@ -1,4 +1,4 @@
-//! The library of the end-to-end tests: namespaces with operators, waiting for conditions, and etcd clients.
+//! The library of the end-to-end tests: namespaces with operators, functions that wait for a state, and etcd clients.
 //!
 //! The tests use the operators only as a user does: through the chart, custom resources, `kubectl`, and etcd's API. Of
 //! the operators' crates, the tests use only `api`.
@@ -53,7 +53,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Time limit for most conditions. It is long enough for a busy machine; on an idle machine, most conditions are met
+/// Time limit for most calls of [`until`]. It is long enough for a busy machine; on an idle machine, most calls return
 /// within seconds.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 

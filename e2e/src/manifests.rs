@@ -2,7 +2,7 @@
 
 use crate::env::S3;
 
-/// A Secret with S3 credentials in the format of v1beta2.
+/// A Secret with S3 credentials, in the format that the API version v1beta2 requires.
 #[must_use]
 pub fn aws_secret(s3: &S3, name: &str) -> String {
     format!(

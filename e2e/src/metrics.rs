@@ -39,7 +39,8 @@ impl Page {
         Self::of_port(sandbox, pod, 2381, "metrics").await
     }
 
-    /// Reads the metrics that a gRPC proxy has about itself. Its path `/metrics` has the metrics of a member.
+    /// Reads the metrics of a gRPC proxy itself, from its path `/proxy/metrics`. The path `/metrics` of the proxy
+    /// returns the metrics of a member.
     ///
     /// # Errors
     /// Fails if the proxy does not respond.

@@ -15,7 +15,7 @@ use crate::objects::{Kind, await_object, field, has_condition, is_ready};
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox, Testbed, Writer};
 
-/// Label of the agent's pod.
+/// Label of the agent's pod. The agent is the process that writes the continuous backup to the bucket.
 const LABEL: &str = "etcd.database.coreos.com/backup-uid";
 
 /// The continuous backup of a cluster to a bucket.
@@ -24,11 +24,11 @@ pub struct Recording<'a> {
     bucket: &'a Bucket,
     /// The name of the EtcdBackup.
     name: String,
-    /// The prefix of all objects in the bucket.
+    /// The prefix of the keys of all objects of the backup in the bucket.
     prefix: String,
 }
 
-/// The base of a chain, from the name of its object.
+/// A base, which names the snapshot at the start of a chain. The name of its object contains these fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Base {
     /// The name of the base's directory.
@@ -37,7 +37,7 @@ struct Base {
     digest: String,
 }
 
-/// A segment, from its name.
+/// A segment, which contains the changes of consecutive revisions. The name of its object contains these fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Segment {
     directory: String,
@@ -172,7 +172,7 @@ impl<'a> Recording<'a> {
         Ok(names.collect())
     }
 
-    /// The number of segments in the store, and their size in bytes.
+    /// The number of segments in the store, and their total size in bytes.
     ///
     /// # Errors
     /// Fails if the store does not respond.
@@ -201,7 +201,7 @@ impl<'a> Recording<'a> {
         revisions.max().context("the store has no base")
     }
 
-    /// Waits until the store has this revision.
+    /// Waits until the store contains this revision.
     ///
     /// # Errors
     /// Fails if the revision is not stored in time.
@@ -258,8 +258,8 @@ impl<'a> Recording<'a> {
         .await
     }
 
-    /// The writes that would be lost if all members and the agent were lost now: their number, and the time in which
-    /// etcd acknowledged them. A segment that is stored during the listing counts as stored.
+    /// The writes that would be lost if all members and the agent were lost now: their number, and the time between the
+    /// first and the last of their acknowledgments. A segment that is stored during the listing counts as stored.
     ///
     /// # Errors
     /// Fails if the store does not respond.
@@ -269,7 +269,7 @@ impl<'a> Recording<'a> {
         Ok(writer.newer_than(revision, at))
     }
 
-    /// The recovery points at `count` random moments, in ascending order.
+    /// The time of [`Self::recovery_point`] at `count` random moments, sorted from the shortest to the longest.
     ///
     /// # Errors
     /// Fails if the store does not respond.

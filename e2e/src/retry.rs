@@ -1,6 +1,6 @@
 //! Retries requests that fail temporarily, because the API server of a busy machine can answer too late.
 //!
-//! Retries only idempotent requests, and only after errors that do not show whether the request was carried out.
+//! Retries only idempotent requests, because most of these errors do not show whether the request was carried out.
 
 use std::time::{Duration, Instant};
 
@@ -64,8 +64,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// The retry policy for idempotent requests. kube retries only after status 429, 503 and 504. This policy also retries
-/// after status 500 and after a broken connection.
+/// The retry policy for idempotent requests. The kube client itself retries after status 429, 503 and 504. This policy
+/// adds retries after status 500 and after a broken connection.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,

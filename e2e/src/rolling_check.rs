@@ -29,7 +29,7 @@ struct PodHistory {
     size: usize,
     /// The existing pods, by UID.
     pods: BTreeMap<String, PodState>,
-    /// The names of the terminated pods in their order.
+    /// The names of the terminated pods in the order of their termination.
     terminated: Vec<String>,
     /// True if all members were ready at some time after the last termination.
     all_ready: bool,

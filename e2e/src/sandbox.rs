@@ -169,7 +169,7 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all operators are available: all Deployments in the namespace.
+    /// Waits until each Deployment in the namespace, and so each operator, has an available pod.
     ///
     /// # Errors
     /// Fails if a Deployment does not become available.

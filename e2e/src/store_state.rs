@@ -1,5 +1,5 @@
 //! The data of an etcd cluster at one revision: all keys with their revisions and leases, and the hash of the data.
-//! Tests compare it before and after a restore.
+//! Tests compare this data before and after a restore.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::retry::retry_transient;
 /// The TTL of the leases in seconds. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
-/// The keys with the records of mirrors begin with this text.
+/// The prefix of the keys in which mirrors store their records, such as checkpoints.
 const MIRROR_RECORDS: &[u8] = api::names::MIRROR_RECORDS.as_bytes();
 
-/// A key with its value, revisions, version and lease.
+/// The value, revisions, version and lease of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
     value: Vec<u8>,
@@ -68,7 +68,8 @@ impl StoreState {
         })
     }
 
-    /// The keys with their values, without the records of mirrors. A mirror copies neither revisions nor leases.
+    /// The keys with their values, without the records of mirrors. Tests of mirrors compare only the values, because a
+    /// mirror copies neither revisions nor leases.
     #[must_use]
     pub fn values(&self) -> BTreeMap<&[u8], &[u8]> {
         let keys = self.keys.iter();

@@ -14,8 +14,9 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 /// A script that limits the writes of the container with the process `pid` to `rate` per second. It sets this limit in
-/// the container's control group (version 1 or 2); 0 removes the limit. The kernel limits only whole disks, so the
-/// script uses the disk of a partition. It never changes the root group, which contains all processes of the machine.
+/// the container's control group (version 1 or 2). The rate 0 removes the limit. The kernel limits only whole disks, so
+/// the script limits the disk that contains the partition of `directory`. It never changes the root group, which
+/// contains all processes of the machine.
 const LIMIT_WRITES: &str = r#"
 device=$(stat -c %Hd:%Ld "$directory")
 if [ -e "/sys/dev/block/$device/partition" ]; then device=$(cat "/sys/dev/block/$device/../dev"); fi
@@ -127,7 +128,7 @@ impl<'a> Testbed<'a> {
         self.run(&["daemon", "start", name]).await.map(drop)
     }
 
-    /// Restarts DNS with another cache: `nocache` for none, or `cache30` for 30 s.
+    /// Restarts the DNS server with another setting of its cache: `nocache` (no cache) or `cache30` (for 30 s).
     ///
     /// # Errors
     /// Fails if DNS does not start again.
@@ -224,8 +225,8 @@ impl<'a> Testbed<'a> {
         Ok(path.trim().into())
     }
 
-    /// Runs a shell script in the namespaces of the testbed, which contain the processes and volumes of all nodes.
-    /// Returns its output.
+    /// Runs a shell script in the Linux namespaces of the testbed, which contain the processes and volumes of all
+    /// nodes. Returns its output.
     ///
     /// # Errors
     /// Fails if the script fails. The error contains the error output of the script.

@@ -19,13 +19,13 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// The keys of a peer Secret in v1beta2: certificate, private key, CA certificates.
+/// The data keys of a peer Secret in v1beta2, for the certificate, the private key, and the CA certificates.
 pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
-/// The keys of a server Secret, in the same order as [`PEER`].
+/// The data keys of a server Secret, in the same order as [`PEER`].
 pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
-/// The keys of the operator's client Secret, in the same order as [`PEER`].
+/// The data keys of the operator's client Secret, in the same order as [`PEER`].
 pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
-/// The keys of a Secret from cert-manager, in the same order as [`PEER`].
+/// The data keys of a Secret from cert-manager, in the same order as [`PEER`].
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
 /// The validity of a valid certificate, in seconds relative to now: from an hour ago to a year from now.
@@ -180,7 +180,7 @@ impl Authority {
     }
 }
 
-/// The manifest of a TLS Secret with the given keys, in the order of [`PEER`].
+/// The manifest of a TLS Secret with these data keys, in the order of [`PEER`].
 #[must_use]
 pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
     json!({
@@ -208,7 +208,7 @@ impl Identity {
     /// client certificate.
     ///
     /// # Errors
-    /// Fails if the client or the server rejects the other's certificate.
+    /// Fails if the client or the server rejects the other's certificate, or if no response arrives in time.
     pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! Waits until conditions are met, by polling.
+//! Polls until a state is reached, for example until a pod is ready.
 
 use std::time::{Duration, Instant};
 
@@ -27,13 +27,13 @@ const TEMPORARY: [&str; 5] = [
 
 /// The result of one poll.
 pub enum Poll<T> {
-    /// The condition is met.
+    /// The state is reached.
     Done(T),
-    /// The condition is not met yet. The text describes the current state.
+    /// The state is not reached yet. The text describes the current state.
     NotYet(String),
 }
 
-/// Polls until the condition is met.
+/// Calls `poll` until it returns [`Poll::Done`].
 ///
 /// A failed poll is repeated, because most errors are temporary. A denied request ends the wait, because waiting does
 /// not grant a permission. The denials in [`TEMPORARY`] do not end the wait.

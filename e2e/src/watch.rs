@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Calls `check` for every change after the resource version `since`, until `check` returns a value. If the API server
-/// closes the watch, a new watch resumes at the last version.
+/// closes the watch, a new watch resumes at the last resource version.
 ///
 /// # Errors
-/// Fails after the time `within`, or if the API server no longer has the changes after the last version.
+/// Fails after the time `within`, or if the API server no longer has the changes after the last resource version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,

@@ -24,12 +24,12 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 const PREFIX: &str = "written/";
-/// The prefix of the keys of a health-aware client. It differs from [`PREFIX`], so a health-aware client can run at the
-/// same time as another client.
+/// The prefix of the keys of a health-aware client ([`Writer::start_health_aware`]). It differs from [`PREFIX`], so
+/// this client can run at the same time as another client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes, long enough not to load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
-/// Time limit for one write. The outcome of a write that exceeds it is unknown.
+/// Time limit for one write. The outcome of a write that exceeds this limit is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit for the retries of one write. It exceeds the time of a leader election or of a short freeze of the
@@ -152,8 +152,8 @@ impl Writer {
         Self::start_on(pattern, access).await
     }
 
-    /// Like [`Self::start_retrying`], but connects to all members and uses only healthy members, as etcd recommends.
-    /// Its keys have another prefix, so it can run at the same time as a client of the Service.
+    /// Like [`Self::start_retrying`], but watches the health of all members, and connects only to a healthy member, as
+    /// etcd recommends. Its keys have another prefix, so it can run at the same time as a client of the Service.
     ///
     /// # Errors
     /// Fails if etcd acknowledges no write.
@@ -340,7 +340,7 @@ impl Route {
 }
 
 impl Access {
-    /// True if the connection leads to a member that does not report itself as healthy.
+    /// True if the connection leads to a member that does not report itself as healthy now.
     fn must_reconnect(&self, connection: &Connection) -> bool {
         let Route::Members(members) = &self.route else {
             return false;

@@ -1,4 +1,4 @@
-//! Enables authentication of etcd, changes passwords, and logs in, as a user does.
+//! Enables authentication in etcd, changes passwords, and logs in, without the operators.
 
 use anyhow::Result;
 
@@ -38,8 +38,8 @@ impl Keyspace {
         .await
     }
 
-    /// Enables authentication as a user does: creates the user root with this password, grants the role root, and
-    /// sends `AuthEnable`.
+    /// Enables authentication without the operators: creates the etcd user root with this password, grants it the role
+    /// root, and sends `AuthEnable`.
     ///
     /// # Errors
     /// Fails if etcd rejects a request.
@@ -94,7 +94,7 @@ impl Keyspace {
         }
     }
 
-    /// Changes the password of the user root, as a user does.
+    /// Changes the password of the etcd user root, without the operators.
     ///
     /// # Errors
     /// Fails if etcd rejects the request.

@@ -4,7 +4,7 @@
 const TIME_STEPS: [f64; 9] = [
     60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0,
 ];
-/// The maximum number of intervals on a time axis and on a value axis.
+/// The maximum number of intervals on a time axis, and the approximate number on a value axis.
 const TIME_MARKS: f64 = 6.0;
 const VALUE_MARKS: f64 = 4.0;
 

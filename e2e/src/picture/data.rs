@@ -71,7 +71,7 @@ pub(super) enum Cell {
 
 /// The result of one query: the labels and the current value of each series.
 struct Answer {
-    /// The reference of the query, such as `A`.
+    /// The `refId` of the query, such as `A`.
     reference: String,
     series: Vec<(BTreeMap<String, String>, f64)>,
 }

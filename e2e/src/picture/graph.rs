@@ -19,8 +19,8 @@ const LEGEND: f64 = 18.0;
 const LEGEND_LINES: usize = 2;
 /// The font size of the axes and of the legend.
 const SIZE: f64 = 11.0;
-/// Two points are connected if their distance is at most this number of steps. Between points with a larger distance,
-/// the line has a gap.
+/// Two points are connected if their distance is at most this multiple of [`Span::step`]. Between points with a larger
+/// distance, the line has a gap.
 const GAP: f64 = 2.5;
 
 /// An entry of the legend, and its position.

@@ -24,7 +24,7 @@ impl Area {
         }
     }
 
-    /// The area without its first `height` pixels.
+    /// The area without its top `height` pixels.
     pub(super) fn below(self, height: f64) -> Self {
         Self::new(
             self.left,

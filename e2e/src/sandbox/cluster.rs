@@ -1,4 +1,4 @@
-//! Changes the clusters of a sandbox, and waits for conditions of these clusters.
+//! Changes the clusters of a sandbox, and waits until their status reports the effects.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -112,8 +112,8 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Deletes the pod of a member, and waits until the status reports the loss. Right after the deletion, the status
-    /// still lists the member as ready.
+    /// Deletes the pod of a member, and waits until the status reports the loss. This wait is necessary, because right
+    /// after the deletion the status still lists the member as ready.
     ///
     /// # Errors
     /// Fails if the loss is not reported.
@@ -162,8 +162,8 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Waits until the status lists the member as unhealthy. The operator queries etcd, so this does not depend on the
-    /// kubelet.
+    /// Waits until the status lists the member as unhealthy. The operator asks etcd for the health of a member, so the
+    /// status is correct even if the kubelet does not run.
     ///
     /// # Errors
     /// Fails if the member stays healthy.

@@ -22,7 +22,7 @@ const KEYS: u64 = 8;
 const CLIENTS: u64 = 6;
 /// The maximum pause between two operations of a client, in milliseconds.
 const PAUSE_MS: u64 = 150;
-/// Time limit for an operation. The outcome of a write that exceeds it is unknown.
+/// Time limit for an operation. The outcome of a write that exceeds this limit is unknown.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 

@@ -83,7 +83,7 @@ pub struct Snapshot {
     pub pairs: Vec<Pair>,
 }
 
-/// Records the operations of all clients. Their times come from one clock.
+/// Records the operations of all clients. The times of all operations come from one clock.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     start: Instant,

@@ -13,7 +13,7 @@ const SIZES: [usize; 3] = [3, 4, 5];
 /// Values of `spec.etcd.snapshotCount`. With a small value, a member that was down during a few writes needs a
 /// snapshot from the leader.
 const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
-/// Percentage of steps with a change of the spec or a backup.
+/// Percentage of steps that change the spec or make a backup.
 const CHANGE_PERCENT: u64 = 60;
 /// Percentage of changes during which a fault happens.
 const FAULT_PERCENT: u64 = 70;

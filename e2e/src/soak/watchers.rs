@@ -14,8 +14,8 @@ use crate::DEADLINE;
 use crate::wait::{Poll, until};
 use crate::writer::Access;
 
-/// Time limit for the next message. The clients write continuously, so a watcher without messages connects to another
-/// member.
+/// Time limit for the next message. The clients write continuously, so a watcher without messages opens a new
+/// connection.
 const SILENCE: Duration = Duration::from_secs(5);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -116,7 +116,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Watches over one connection until it fails.
+/// Watches over one connection until the connection or the watch fails.
 async fn watch_once(
     access: &Access,
     next: i64,

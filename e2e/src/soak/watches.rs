@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::history::{Event, Operation, Pair, Snapshot};
 use super::watchers::WatchRecord;
 
-/// The maximum number of violations of one kind in the report.
+/// The maximum number of violations that the report lists for one check of one watcher.
 const MOST_REPORTED: usize = 5;
 
 /// Checks the events of the watchers, and returns the violations:

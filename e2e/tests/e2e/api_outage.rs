@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use crate::all_pods_lost::await_restarts;
 use crate::node_reboot::{TwoClusters, operator, serve};
 
-/// Invariant 1: without the API server, the operator changes nothing. The outage is longer than the operator's Lease,
-/// so the operator exits, and its next process must find the failed member.
+/// Invariant 1: without the API server, the operator changes nothing. The outage is longer than the validity of the
+/// operator's Lease, so the operator exits. Its next process must find the failed member.
 pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

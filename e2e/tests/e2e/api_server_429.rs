@@ -14,8 +14,8 @@ use crate::node_reboot::operator;
 
 /// The time during which the test counts rejected requests.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The maximum rate of rejected requests. After each rejection, the client waits one second, and about ten requests
-/// are in flight.
+/// The maximum rate of rejected requests. After each rejection, the operator's client waits one second, and the
+/// operator has about ten requests in flight.
 const MAX_REJECTED_PER_SECOND: f64 = 30.0;
 
 /// A priority level of API Priority and Fairness that rejects requests of this sandbox's operator, except requests for

@@ -211,8 +211,8 @@ async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The user enables authentication and changes the password. The operators log in with the Secret that the
-/// EtcdCluster, or an EtcdBackup with endpoints, names.
+/// The user enables authentication and changes the password. The operators log in with the Secret in `spec.auth.secret`
+/// of the EtcdCluster, or in `spec.authSecret` of an EtcdBackup with `etcdEndpoints`.
 #[tokio::test]
 async fn operators_log_in_if_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {

@@ -1,5 +1,5 @@
-//! The backup operator crashes during backups to S3 and to a PVC. The next process completes each backup, and does not
-//! repeat complete backups. `backup_pvc.rs` calls these functions.
+//! The backup operator crashes during backups to S3 and to a PVC. The next process completes each interrupted backup,
+//! and does not repeat complete backups. `backup_pvc.rs` calls these functions.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;

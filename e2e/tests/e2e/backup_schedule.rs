@@ -311,7 +311,7 @@ async fn create_cron_job(sandbox: &Sandbox) -> Result<Bucket> {
 }
 
 /// Waits until the CronJob has created an EtcdBackup, then suspends the CronJob. Returns the names of all EtcdBackups
-/// that it has created.
+/// that the CronJob has created.
 async fn scheduled_runs(sandbox: &Sandbox) -> Result<Vec<String>> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let prefix = format!("{CRON_JOB}-");
@@ -346,8 +346,8 @@ async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Each Job creates one EtcdBackup, which completes. The CronJob creates some Jobs, and the user creates one. The
-/// ServiceAccount of the CronJob may only create EtcdBackups.
+/// Each Job creates one EtcdBackup, which completes. The CronJob creates some Jobs, and the test creates one, as a user
+/// does. The ServiceAccount of the CronJob may only create EtcdBackups.
 async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;

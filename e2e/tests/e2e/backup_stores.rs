@@ -13,7 +13,7 @@ use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 /// The ends of the names of two EtcdBackups for each store, and their additional lines under `spec`. `once` stores its
-/// backup under its path. `again` has a policy, so its key contains the path and the revision. Its backup is
+/// backup under its path. `again` has a policy, so its key contains the path and the revision. The backup of `again` is
 /// compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),

@@ -166,7 +166,8 @@ async fn invalid_backups_and_restores_are_rejected_or_reported() {
     .await;
 }
 
-/// Restores with an unknown storage type, a missing backup or a missing Secret fail, and create no cluster.
+/// The API server rejects a restore with an unknown storage type. Restores from a missing backup or with a missing
+/// Secret fail. No restore creates a cluster.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;

@@ -41,8 +41,8 @@ pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
     format!("{cluster}-client.{}.svc", sandbox.namespace)
 }
 
-/// Creates the Secrets `peer`, `server` and `operator` with certificates of one CA. The keys of these Secrets have the
-/// names of v1beta2, or those of cert-manager.
+/// Creates the Secrets `peer`, `server` and `operator` with certificates of one CA. The data keys of these Secrets are
+/// those of v1beta2. If `cert_manager_keys` is true, they are those of cert-manager.
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],

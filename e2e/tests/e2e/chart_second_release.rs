@@ -1,6 +1,6 @@
 //! A second release of the chart is installed in another namespace, without `--take-ownership` or `--force-conflicts`.
 //! The second release uses the CRDs of the first release. If these CRDs are older than the CRDs of the chart, Helm
-//! rejects the second release. The second release works after the first release is uninstalled.
+//! rejects the second release. The second release continues to work after the first release is uninstalled.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -90,7 +90,7 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
     install(second, &[]).await.map(drop)
 }
 
-/// After the first release is uninstalled, the CRDs stay and the second release works.
+/// After the first release is uninstalled, the CRDs stay, and the second release continues to work.
 async fn outlives_the_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     first.delete_cluster("c").await?;
     let uninstall = ["uninstall", RELEASE, "-n", &first.namespace, "--wait"];
@@ -114,8 +114,8 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// The test runner runs a test in a module `alone` while no other test runs. This test changes the owner of the CRDs,
-/// on which other tests depend.
+/// The test runner runs a test in a module `alone` while no other test runs. This test changes the release that owns
+/// the CRDs, and other tests depend on the CRDs.
 mod alone {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{Sandbox, chart};

@@ -24,7 +24,7 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     Ok(plain.replacen(&line, &more, 1))
 }
 
-/// The example with the scope annotation, changed to this name, one member, and the newest version on the nodes.
+/// The example with the scope annotation, changed to this name, one member, and the [`newest_version`].
 fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
     let path = root().join("examples/example-etcd-cluster-annotated.yaml");
     let text = std::fs::read_to_string(path)?;
@@ -103,8 +103,8 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has permissions in every namespace. The namespaced operator has permissions only in its
-/// own namespace.
+/// The cluster-wide operator has its permissions in every namespace, but may neither list Secrets nor delete
+/// EtcdClusters. The namespaced operator has permissions only in its own namespace.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -131,7 +131,7 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
 }
 
 /// The operators connect only to clusters in the namespace of the object that they reconcile. The cluster `own` in
-/// another namespace has neither TLS nor authentication, so only this check protects it.
+/// another namespace has neither TLS nor authentication, so only this rule protects it.
 async fn have_no_access_to_other_namespaces(
     grant: &Grant,
     tenant: &Sandbox,

@@ -152,7 +152,7 @@ mod full {
         Ok(listed.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// The IDs of the keys with which the first and the last segments are encrypted.
+    /// The IDs of the keys with which the first and the last segment are encrypted.
     async fn key_ids(bucket: &Bucket) -> Result<BTreeSet<Vec<u8>>> {
         let mut segments = recorded(bucket).await?;
         segments.retain(|key| key.ends_with(".segment"));

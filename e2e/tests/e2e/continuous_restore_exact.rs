@@ -27,7 +27,7 @@ mod full {
         early: StoreState,
         /// A time after `early` and before the next change.
         early_time: String,
-        /// States at different revisions, in order.
+        /// States at different revisions, in the order of the revisions.
         states: Vec<StoreState>,
     }
 

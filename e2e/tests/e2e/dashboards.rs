@@ -16,7 +16,8 @@ use crate::fixtures::root;
 
 /// The label by which Grafana's sidecar selects dashboards.
 const LABEL: &str = "grafana_dashboard=1";
-/// Metrics of events that do not happen in this test, each with the reason. Their queries may return no data.
+/// Metrics that have no data in this test, each with the reason. The test requires no data from queries of these
+/// metrics.
 const WITHOUT_EVENTS: [(&str, &str); 2] = [
     (
         "etcd_operator_cluster_reconcile_failed_total",
@@ -121,7 +122,8 @@ fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result
     Ok(all)
 }
 
-/// Waits until every query returns data. `cluster` is the value of the dashboards' variable `$cluster`.
+/// Waits until every query returns data, except the queries of the metrics in [`WITHOUT_EVENTS`]. `cluster` is the
+/// value of the dashboards' variable `$cluster`.
 pub(crate) async fn have_data(
     sandbox: &Sandbox,
     prometheus: &Prometheus,
@@ -160,8 +162,9 @@ fn may_be_empty(panel: &Value) -> bool {
     metrics.any(|(metric, _)| targets.contains(metric))
 }
 
-/// Draws every dashboard with the data since `start`, and checks that no panel is empty. `cluster` is the value of the
-/// dashboards' variable `$cluster`. If [`UPDATE`] is set, replaces the pictures in `docs`.
+/// Draws every dashboard with the data since `start`, and checks that no panel is empty, except panels that use a
+/// metric of [`WITHOUT_EVENTS`]. `cluster` is the value of the dashboards' variable `$cluster`. If [`UPDATE`] is set,
+/// replaces the pictures in `docs`.
 pub(crate) async fn are_drawn(
     sandbox: &Sandbox,
     prometheus: &Prometheus,

@@ -26,7 +26,7 @@ const DURABLE: &str = "  pod:
 /// The total size of the values that the test writes and deletes, in MiB.
 const FREE: i64 = 32;
 
-/// The pod label by which the client Service selects its endpoints.
+/// The pod label by which the client Service selects its pods.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 

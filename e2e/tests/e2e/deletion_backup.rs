@@ -195,8 +195,8 @@ async fn deletion_waits_for_verified_backup_or_waiver() {
 mod full {
     use super::*;
 
-    /// The garbage collector deletes the pods of the members at once. Their PVCs stay, because they have no owner. The
-    /// operator starts the members again for the backup.
+    /// The garbage collector deletes the pods of the members at once. The PVCs stay, because they have no owner
+    /// reference. The operator starts the members again for the backup.
     #[tokio::test]
     async fn foreground_deletion_is_backed_up_from_volumes() {
         scenario("deletion_backup_foreground", async |sandbox| {

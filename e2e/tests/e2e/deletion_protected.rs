@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
-/// Lines under `spec` that require a backup before the deletion of the cluster, whose members have no volumes.
+/// Lines under `spec` of a cluster whose members have no volumes, and whose deletion requires a backup.
 const BACKUP_WITHOUT_VOLUMES: &str = "  deletionPolicy: BackupThenDelete\n  backup:\n    storageType: S3\n    \
     s3: {path: bucket/key}\n    backupPolicy: {schedule: \"@daily\"}\n";
 /// Chart values that install the policies without the operators and the CRDs. The CRDs are already installed.

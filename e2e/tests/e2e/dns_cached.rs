@@ -10,7 +10,7 @@ use crate::fixtures::cluster;
 use crate::node_reboot::serve;
 
 /// Forms the cluster `fresh`, scales the cluster `durable`, and deletes a pod of each cluster. `cargo xtask bench --dns
-/// cache30` measures the duration.
+/// cache30` measures the duration of such changes.
 pub(crate) async fn names_change_with_dns_cache(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

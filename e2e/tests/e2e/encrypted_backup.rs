@@ -1,5 +1,5 @@
-//! Encrypted backups: stored objects reveal no data, backups with an old and a new key are restored, and backups with
-//! a missing key or without encryption are rejected.
+//! Encrypted backups: stored objects reveal no data, backups with an old and a new key are restored, and restores of
+//! backups with a missing key or without encryption are rejected.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;

@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The newest etcd version on the nodes, which most tests use.
+/// The newest etcd version whose image the nodes have. Most tests use this version.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
     env.etcd_versions
         .last()

@@ -73,7 +73,8 @@ mod full {
         is_set(sandbox, &before, (image, version)).await
     }
 
-    /// Sets version and image. Ensures that the members are the same as in `before`.
+    /// Sets version and image, and waits until all members run them. Ensures that the members are the same as in
+    /// `before`.
     async fn is_set(
         sandbox: &Sandbox,
         before: &DynamicObject,

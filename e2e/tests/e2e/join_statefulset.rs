@@ -190,8 +190,9 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
         .map(drop)
 }
 
-/// Old and new members have certificates of the same CA. The certificates contain each DNS name with and without the
-/// cluster domain, because members look up the names of peers in DNS.
+/// Old and new members have certificates of the same CA. The certificates contain each wildcard with and without the
+/// cluster domain: etcd asks DNS for the names of a connecting peer's IP address, and these names include the cluster
+/// domain.
 #[tokio::test]
 async fn cluster_joins_statefulset_with_tls_without_lost_writes() {
     cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {

@@ -34,7 +34,7 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
 /// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// An annotation with the names of the first members. After the bootstrap, the operator does not read it.
+/// An annotation with the names of the first members. After the bootstrap, the operator does not read this annotation.
 const HISTORY: &str = "etcd.database.coreos.com/first-members";
 
 fn resource(kind: &str) -> Result<ApiResource> {
@@ -242,7 +242,7 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
     Ok(cases)
 }
 
-/// True if the operator sets the label or annotation with this key.
+/// True if the operator sets and restores the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && key != HISTORY

@@ -1,7 +1,7 @@
 //! Prometheus scrapes operators and members as the chart's PodMonitors describe, and evaluates the chart's rules with
-//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. It checks that
-//! the queries of the dashboards and the recording rules return data. With the environment variable `UPDATE`, it
-//! replaces pictures and command outputs in the documentation.
+//! shortened time ranges. The test causes and repairs faults, and checks that each alert fires and ends. The test also
+//! checks that the queries of the dashboards and the recording rules return data. With the environment variable
+//! `UPDATE`, the test replaces pictures and command outputs in the documentation.
 
 mod load;
 mod stores;
@@ -185,7 +185,8 @@ impl<'a> Monitor<'a> {
         .await
     }
 
-    /// Waits until the Service of `example-metrics-service.yaml` has the metrics port of each member of `orders`.
+    /// Creates the Service of `example-metrics-service.yaml`, and waits until its endpoints are the metrics ports of
+    /// the three members of `orders`.
     async fn service_has_endpoints(&self) -> Result<()> {
         let path = root().join("examples/example-metrics-service.yaml");
         let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
@@ -458,8 +459,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupUnrestorable", &proven).await
     }
 
-    /// Makes and verifies backups with a Secret whose credentials the store rejects. Waits until the alerts fire, and
-    /// until they end after the Secret is corrected.
+    /// Damages a stored backup, and makes and verifies backups with a Secret whose credentials the store rejects. Waits
+    /// until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         self.damages_backup(bucket).await?;
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);

@@ -26,8 +26,8 @@ pub(crate) async fn members_on(
         .collect())
 }
 
-/// Chooses a node with a member of each cluster, and returns the node and these members. Prefers the leader's node,
-/// and excludes the operator's node.
+/// Chooses a node with a member of each cluster, and returns the node and these members. Prefers the node of the leader
+/// of `plain`, and excludes the operator's node.
 async fn node_with_both(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

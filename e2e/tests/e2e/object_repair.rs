@@ -24,7 +24,7 @@ use crate::tls_generated::client;
 
 /// The interval at which the test makes the operator read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// Lines under `spec` that make the operator create an object of every kind.
+/// Lines under `spec` that make the operator create an object of every kind in [`KINDS`].
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
 /// The keys of a Secret with an issued certificate.

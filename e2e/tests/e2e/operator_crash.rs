@@ -1,8 +1,9 @@
 //! The operator crashes before a write, and the next process continues.
 //!
 //! The image of the tests contains failpoints: the operator exits before the write that `FAILPOINTS` names. By default,
-//! the tests crash before writes in the middle of a change. With `--full`, they crash before every write. The model
-//! test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any two writes.
+//! the tests crash the operator before writes in the middle of a change. With `--full`, they crash the operator before
+//! every write. The model test of the cluster operator (`crates/cluster/tests/model`) crashes the operator between any
+//! two writes.
 
 mod full;
 
@@ -35,11 +36,11 @@ const BOOTSTRAP: &[&str] = &[
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Failpoints of an added member. At the first failpoint, the member is recorded, but not in etcd. At the second, the
-/// member is a learner in etcd.
+/// Failpoints before the writes that add a member. At the first failpoint, the member is recorded, but not in etcd. At
+/// the second, the member is a learner in etcd.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Failpoints of a removed member. At the first failpoint, the removal is recorded, but the member is in etcd. At the
-/// second, etcd has removed the member, but its pod exists. At the third, only its volume exists.
+/// Failpoints before the writes that remove a member. At the first failpoint, the removal is recorded, but the member
+/// is in etcd. At the second, etcd has removed the member, but its pod exists. At the third, only its volume exists.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
@@ -53,7 +54,7 @@ const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
 /// If the operator is idle for this time, has reconciled each cluster, and has not crashed, the test triggers the write
-/// of the failpoint again.
+/// at the failpoint again.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// An operator that the test crashes several times.

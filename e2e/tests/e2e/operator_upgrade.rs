@@ -51,7 +51,8 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the operator, and ensures that no member restarts. The cluster `c` must have three members with volumes.
+/// Recreates the pods as another release might have created them, replaces the operator, and ensures that no member
+/// restarts. The cluster `c` must have three members with volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])

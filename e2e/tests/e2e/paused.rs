@@ -16,7 +16,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// The name and UID of every object of one kind.
+/// The name and UID of each object of the cluster `c` with the kind `K`.
 pub(crate) async fn all<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>

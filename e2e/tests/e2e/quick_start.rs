@@ -1,5 +1,5 @@
 //! Runs the commands of `docs/quickstart.md` from the first cluster to the restore, and compares their output. The
-//! steps with kind are skipped.
+//! steps that use the tool `kind` are skipped.
 
 use anyhow::{Result, ensure};
 use e2e::guide::Guide;

@@ -435,8 +435,8 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     fleet.finish().await
 }
 
-/// The module is named `previous`, because the test needs the image of an earlier commit. No other test runs at the
-/// same time, because this test replaces the CRDs.
+/// Tests in a module `previous` run only with `--previous COMMIT`, which builds the image of an earlier commit. No
+/// other test runs at the same time, because this test replaces the CRDs.
 mod previous {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{chart, step};

@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Failpoints of all writes of a restore in place, in order.
+/// Failpoints of all writes of a restore in place, in the order in which the operator reaches them.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",

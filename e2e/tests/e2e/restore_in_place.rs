@@ -67,7 +67,7 @@ pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
-/// Like [`in_place_restore`], with another name of the EtcdRestore and another key of the backup.
+/// Like [`in_place_restore`], with another name of the EtcdRestore, and another object key of the backup in the bucket.
 pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,
@@ -173,8 +173,8 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach the old cluster after the new cluster. The old volumes stay for the time
-/// `keepOldData` of the EtcdRestore.
+/// The Services stay, so clients keep their address. No client reaches the old cluster after it has reached the new
+/// cluster. The old volumes stay for the time `keepOldData` of the EtcdRestore.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;

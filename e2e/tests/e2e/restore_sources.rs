@@ -218,7 +218,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
 }
 
 /// Restores two backups of coreos/etcd-operator, from etcd 3.2 and 3.3. The backup of etcd 3.2 is restored into the
-/// newest etcd with three members, and the backup of etcd 3.3 into the oldest etcd on the nodes.
+/// newest etcd with three members, and the backup of etcd 3.3 into the oldest etcd whose image the nodes have.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;

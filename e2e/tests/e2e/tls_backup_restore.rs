@@ -1,5 +1,5 @@
-//! Clusters with TLS are backed up by name and by endpoints, and restored. The Secrets have the keys of cert-manager:
-//! `tls.crt`, `tls.key` and `ca.crt`.
+//! Clusters with TLS are backed up by name and by endpoints, and restored. The Secrets have the data keys of
+//! cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;

@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// Ensures that each pod mounts only certificates of its own member, and never the private key of a CA or a certificate
-/// of operators or clients. Ensures that peers and clients have different CAs.
+/// Ensures that each pod mounts only certificates of its own member: no private key of a CA, and no certificate of an
+/// operator or client. Ensures that peers and clients have different CAs.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -322,7 +322,7 @@ mod full {
 
     /// The minimum validity that the API accepts.
     const SHORT: &str = "  TLS: {generated: {certificateDuration: 3m}}\n";
-    /// All certificates have expired after this time.
+    /// The time after which all certificates have expired.
     const EXPIRED: Duration = Duration::from_secs(190);
 
     #[tokio::test]

@@ -52,7 +52,7 @@ impl Loss {
     }
 }
 
-/// The certificates of one kind (`peer` or `server`), by member.
+/// The peer certificates (if `kind` is `peer`) or server certificates (if `kind` is `server`), by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
@@ -168,8 +168,9 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// Deletes all Secrets, as if the namespace had been restored without them. No CA that running members trust can sign
-/// new certificates. The operator restarts the members one at a time without an approval.
+/// Deletes all Secrets, as if the namespace had been restored without them. The private keys of all CAs that running
+/// members trust are lost, so the new certificates have CAs that these members do not trust. The operator restarts the
+/// members one at a time without an approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];

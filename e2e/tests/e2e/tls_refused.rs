@@ -200,7 +200,8 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// True if the TLS handshake succeeds, whatever the status of the response.
+/// True if the server responds to a request over TLS, whatever the status of the response. A server that rejects the
+/// certificate sends no response.
 pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,
@@ -211,7 +212,7 @@ pub(crate) async fn is_accepted(
     Ok(identity.ask(forward.port, "/version").await.is_ok())
 }
 
-/// Waits until the TLS handshake succeeds. On a busy machine, a handshake may time out.
+/// Waits until the server responds to a request over TLS. On a busy machine, a request may time out.
 async fn await_accepted(
     sandbox: &Sandbox,
     pod: &str,

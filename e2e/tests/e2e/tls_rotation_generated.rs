@@ -14,7 +14,8 @@ const CRASH: &[&str] = &["before-switch-authority"];
 /// The minimum validity that the API accepts. Clients then have one minute to read their next certificate.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// The larger of the numbers of CAs that clients and members trust, and true if a next CA is pending.
+/// The number of CAs that clients trust, or that members trust if this number is larger. The second value is true if a
+/// next CA is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;

@@ -224,7 +224,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Adds a second operator with its own Lease, so that two operators act at the same time. Without this second Lease,
-/// two operators act at the same time only if a process is suspended for longer than its Lease.
+/// two operators act at the same time only if a process is suspended for longer than its Lease is valid.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

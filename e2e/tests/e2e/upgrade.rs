@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same as in `before`, with `times` restarts each.
+/// Ensures that the pods are the same as in `before`, and that each pod has restarted `times` times since then.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
@@ -291,8 +291,8 @@ async fn are_rejected(
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// Requests a version without an image. Ensures that the upgrade stops at the first member, and that the cluster keeps
-/// its members when the old version is set again.
+/// Requests a version whose image does not exist. Ensures that the upgrade stops at the first member, and that the
+/// cluster keeps its members when the old version is set again.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.5.999";
@@ -320,7 +320,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     Ok(())
 }
 
-/// Requests a version without an image, and then a version with an image and another size.
+/// Requests a version whose image does not exist, and then an existing version together with another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;

@@ -1,6 +1,6 @@
 //! Users and roles as resources: clients with a password and with a certificate get exactly the permissions of their
-//! EtcdRoles. The operator corrects changes in etcd, follows the Secret, and deletes users and roles with their
-//! objects.
+//! EtcdRoles. The operator corrects changes in etcd, applies changes of the password in the Secret, and deletes users
+//! and roles with their objects.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::{cluster_scenario_without_leaks, ensure_no_leaks};

@@ -29,7 +29,7 @@ fn uids(claims: &[PersistentVolumeClaim]) -> BTreeSet<Option<String>> {
     claims.iter().map(ResourceExt::uid).collect()
 }
 
-/// Waits until no PVC of the cluster has an owner, and each PVC records all voters.
+/// Waits until no PVC of the cluster has an owner reference, and an annotation of each PVC names all voters.
 async fn await_retention(sandbox: &Sandbox) -> Result<Vec<PersistentVolumeClaim>> {
     until("the PVCs are retained", DEADLINE, async || {
         let claims = claims(sandbox).await?;

@@ -151,7 +151,7 @@ async fn fault(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Completes the last recorded fault if its injection was interrupted. Returns the fault.
+/// Injects the last recorded fault again if its first injection was interrupted. Returns the fault.
 async fn complete(fleet: &Fleet, mut record: Record) -> Result<Made> {
     let made = record.made.last_mut().context("no fault was begun")?;
     if !made.complete {
@@ -178,8 +178,9 @@ async fn await_alert(fleet: &Fleet) -> Result<Made> {
     .context("the fault was injected: to wait for its alert again, run `cargo xtask drill fault`")
 }
 
-/// Reads the record of the faults, and adds the first alert since the last fault. Prometheus stores the time of the
-/// alert, so the time is exact even if no command ran then.
+/// Reads the recorded faults. If the last fault has no alert yet, asks Prometheus for the first alert after this fault,
+/// and records the alert. Prometheus stores the time of the alert, so the time is exact even if no command of the drill
+/// ran then.
 async fn updated_record(fleet: &Fleet) -> Result<Record> {
     let file = fleet.record();
     let mut record = Record::read(&file)?;
@@ -195,7 +196,7 @@ async fn updated_record(fleet: &Fleet) -> Result<Record> {
     Ok(record)
 }
 
-/// The time and the name of the first alert after `since`. `None` if no alert has fired.
+/// The time and the name of the first alert that fired after `since`. `None` if no alert has fired.
 async fn first_alert(
     prometheus: &Prometheus,
     since: Timestamp,
@@ -218,7 +219,7 @@ async fn first_alert(
     Ok(Some((time, alert)))
 }
 
-/// Reports whether the clusters are healthy after the last fault, without naming the fault.
+/// Prints whether the clusters are healthy after the last fault, without the name of the fault.
 async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
     loop {
         let mut record = updated_record(fleet).await?;

@@ -1,4 +1,5 @@
-//! The background process of a drill. It runs Prometheus, writes to a cluster as a client, and keeps a disk slow.
+//! The background process of a drill. It runs Prometheus, writes to a cluster as a client, and limits the disk of the
+//! fault `SlowDisk`.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -21,7 +22,7 @@ const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prome
                         prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=2400";
 /// The time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_millis(200);
-/// The client overwrites this number of keys.
+/// The number of keys that the client overwrites in turn.
 const KEYS: usize = 200;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause before the client reconnects.
@@ -49,7 +50,8 @@ pub(crate) async fn spawn(fleet: &Fleet) -> Result<()> {
     .with_context(|| format!("see {}", fleet.log().display()))
 }
 
-/// Runs until the files of the drill are deleted or replaced.
+/// Runs until the file with the address of Prometheus is deleted or replaced: then the drill was stopped, or a new
+/// drill was started.
 pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
     let speedup = Record::read(&fleet.record())?.speedup;
     let Rules { jobs, groups } = Rules::render(&fleet.sandbox, MONITORS).await?;
@@ -75,7 +77,7 @@ pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Writes keys without end, because the alerts for slow disks need writes.
+/// Writes keys without end, because the alerts for slow disks measure the duration of writes.
 async fn write(fleet: &Fleet) {
     let (env, namespace) = (&fleet.sandbox.env, &fleet.sandbox.namespace);
     let mut number = 0;
@@ -96,7 +98,7 @@ async fn write(fleet: &Fleet) {
 }
 
 /// Limits the writes of the container that uses the recorded slow volume. Does nothing if this volume was deleted.
-/// `limited` is the ID of the last limited container: after a restart, the new container has no limit yet.
+/// `limited` is the ID of the last limited container, because a restarted container has a new ID and no limit yet.
 async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     let Some(SlowVolume { claim, uid }) = Record::read(&fleet.record())?.slow else {
         return Ok(());
@@ -123,7 +125,7 @@ async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     Ok(())
 }
 
-/// The ID of the pod's first container, if it runs.
+/// The ID of the pod's first container, if this container runs.
 fn running_container(pod: &Pod) -> Option<String> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
     let container = containers.first()?;

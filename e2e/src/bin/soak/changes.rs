@@ -73,7 +73,7 @@ async fn begin_backup(name: &str, sandbox: &Sandbox) -> Result<()> {
 /// Waits until the cluster matches its spec, no work is pending, and all deleted objects are removed.
 ///
 /// The status can be outdated after a fault, so this function also compares pods and volumes. If this wait ended too
-/// early, the next step could destroy a second volume before the first is replaced.
+/// early, the next step could destroy a second volume before the operator has replaced the first.
 pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sandbox) -> Result<()> {
     let what = format!("the cluster matches its spec: {desired:?}");
     until(&what, SETTLE_TIMEOUT, async || {
@@ -104,7 +104,7 @@ pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sand
     .await
 }
 
-/// The sorted names of the objects. A terminating object, or an object in `deleted`, appears as `-`.
+/// The sorted names of the objects. An object that is terminating, or whose UID is in `deleted`, appears as `-`.
 fn names_without<K: ResourceExt>(deleted: &[String], objects: &[K]) -> Vec<String> {
     let mut names: Vec<String> = objects
         .iter()
@@ -145,8 +145,8 @@ fn is_reported(desired: &Desired, object: &DynamicObject) -> bool {
         && has_condition(object, "Degraded", "False")
 }
 
-/// Waits until a planned backup has ended, then restores it if planned. If a backup fails because of a fault, it must
-/// report the failure, and a second backup must complete.
+/// Waits until a planned backup has ended, and restores this backup if `change` plans a restore. If the backup fails
+/// because of a fault, the EtcdBackup must report the failure, and a second backup must complete.
 pub(crate) async fn end(
     change: &Change,
     number: usize,

@@ -14,14 +14,15 @@ use tokio::time::sleep;
 use crate::CLUSTER;
 use crate::story::Story;
 
-/// The Deployments of the operators. `Fault::KillOperator` contains an index of this list.
+/// The Deployments of the operators. `Fault::KillOperator` contains an index into this list.
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
     "etcd-restore-operator",
 ];
 
-/// Injects a fault, and ends a fault that has a duration. Returns the UIDs of the objects that the fault deleted.
+/// Injects a fault. A stopped node or API server is started again before this function returns. Returns the UIDs of the
+/// objects that the fault deletes.
 pub(crate) async fn inject(
     fault: Fault,
     sandbox: &Sandbox,

@@ -247,7 +247,8 @@ impl Soak {
     }
 }
 
-/// Stops the clients and collects their history. Then a new watcher reads all events from the first revision on.
+/// Stops the clients and the watchers, and collects their history. An additional watcher, which this function starts,
+/// reads all events from the first revision on.
 async fn clients_end(
     clients: Clients,
     watchers: Vec<Watcher>,
@@ -268,7 +269,7 @@ async fn clients_end(
     ended
 }
 
-/// For each minor release in [`MINORS`], its newest patch release that the nodes have.
+/// For each minor release in [`MINORS`], its newest patch release whose image the nodes have.
 fn versions(env: &Env) -> Result<Vec<String>> {
     MINORS.iter().map(|minor| env.newest_of(minor)).collect()
 }

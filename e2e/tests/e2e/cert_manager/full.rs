@@ -127,7 +127,7 @@ async fn patch(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// The cluster starts no pod before cert-manager and its issuers exist.
+/// The cluster starts no pod before cert-manager and the two issuers in the spec exist.
 async fn waits_for_issuers(
     sandbox: &Sandbox,
     (peers, clients): (&Authority, &Authority),

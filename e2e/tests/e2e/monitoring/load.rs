@@ -29,7 +29,7 @@ pub(super) async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     .await
 }
 
-/// Fills the database again when the operator has freed space. Returns only after an error.
+/// Fills the database again whenever the operator has freed space. Returns only after an error.
 pub(super) async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     loop {
         fill(keys, number).await?;

@@ -15,7 +15,8 @@ use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest};
 use crate::volume_growth::{claims, request_size, requested};
 
-/// Failpoints of the creation of a cluster with three members and volumes, in order.
+/// Failpoints of the creation of a cluster with three members and volumes, in the order in which the operator reaches
+/// them.
 const BOOTSTRAP: &[&str] = &[
     "before-record-intent",
     "before-apply-headless",
@@ -29,7 +30,7 @@ const BOOTSTRAP: &[&str] = &[
     "before-label-pod",
     "before-apply-client",
 ];
-/// Failpoints of an added member.
+/// Failpoints before the writes that add a member.
 const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
@@ -37,7 +38,7 @@ const GROW: &[&str] = &[
 ];
 /// The failpoint before the operator transfers the leadership from a leader whose PVC is deleted.
 const HANDOVER: &[&str] = &["before-move-leader"];
-/// Failpoints of a removed member.
+/// Failpoints before the writes that remove a member.
 const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
