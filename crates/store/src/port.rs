@@ -38,9 +38,9 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Tolerance in seconds for comparing the start of an upload with the start of a process. Times are whole seconds
-    /// and clocks differ. Some stores (versitygw) report the time of the last part as the start, and can accept a part
-    /// after the process has ended.
+    /// Tolerance in seconds for comparing the start of an upload with the start of a process, because times are whole
+    /// seconds and clocks differ. Some stores (versitygw) also report the time of the last part as the start, and can
+    /// receive this part shortly after its sender has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload is older than a process that started at `unix_seconds`.
@@ -96,7 +96,8 @@ pub enum Error {
          a cloud identity for the pod's ServiceAccount"
     )]
     NoIdentity(String),
-    /// The store rejects the time of a signed request, because its clock differs too much from the clock of the node.
+    /// The store rejects the time of a signed request, because the store's clock differs too much from the clock of the
+    /// node that sent the request.
     #[error(
         "the store rejects the time of the request: correct the clock of the node that sent the request ({0})"
     )]
@@ -195,7 +196,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// An upload in constant memory.
+/// An upload that uses constant memory.
 #[async_trait]
 pub trait Upload: Send {
     /// Writes the next bytes. Waits while the maximum number of bytes is in flight.

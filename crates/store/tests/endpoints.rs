@@ -1,4 +1,4 @@
-//! Requests to a wrong endpoint fail with a remedy.
+//! Requests to a wrong endpoint fail with an error that names a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
 //! A TLS connection to a store succeeds if the client trusts the certificate. Without this trust, the connection fails
-//! with a remedy.
+//! with an error that names a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

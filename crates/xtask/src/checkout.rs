@@ -21,7 +21,8 @@ pub(crate) fn root() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
-/// All files in `folder` and its subfolders, sorted, without hidden folders and target directories.
+/// All files in `folder` and its subfolders, sorted. Skips hidden files and folders, symbolic links, and target
+/// directories.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", folder.display());
     let mut found = Vec::new();

@@ -187,7 +187,7 @@ mod tests {
         assert_ne!(Whole::of_parts(&other), whole);
     }
 
-    /// Invariant 12: without checksums, the entity tag of the object must match the parts.
+    /// Invariant 12: without CRC32C checksums, the entity tag of the object must match the MD5s of the parts.
     #[test]
     fn invariant_12_object_tag_must_match_parts() {
         let whole = Whole::of_parts(&parts(false, true));

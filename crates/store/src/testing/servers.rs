@@ -21,8 +21,8 @@ pub const ACCOUNT: &str = "testaccount";
 /// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// Finds the file `path` in the newest directory of the testbed's cache whose name starts with `folder`. The
-/// environment variable `variable` overrides the path.
+/// Finds the file `path` in the testbed's cache, in the newest directory with a name that starts with `folder`. If the
+/// environment variable `variable` is set, returns its value.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();

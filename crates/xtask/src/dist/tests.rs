@@ -1,4 +1,5 @@
-//! Tests: files of a release that need no compiled program. Helm comes from the testbed.
+//! Tests of the release files that `dist` can write without a compiled program. Helm comes from the cache of the
+//! testbed.
 
 use std::collections::BTreeSet;
 
@@ -271,7 +272,7 @@ fn operator_framework_rejects_bundle_with_wrong_version() {
     }
 }
 
-/// The bundle and the manifest for one namespace need the same permissions.
+/// The bundle and the manifest for one namespace request the same permissions.
 #[test]
 fn bundle_has_permissions_of_namespaced_manifest() {
     let files = bundle(&published());
