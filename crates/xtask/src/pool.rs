@@ -16,8 +16,8 @@ use crate::times::Times;
 
 /// The maximum time between two lines of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// Time limit for the last output of a completed test program. A process that it started may keep the pipe open
-/// forever.
+/// Time limit for the last output of a completed test program. A process that the test program started may keep the
+/// pipe open forever.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// Number of output lines that are printed if a test program crashes. Lines in JSON do not count.
 const TAIL: usize = 30;

@@ -139,7 +139,7 @@ fn ipv6() -> Result<()> {
     packet_filter("ip6tables", "[fd65:7462::1]:1")
 }
 
-/// Tries the tables and matches of kube-proxy in a temporary network namespace.
+/// Tries packet filter rules like those of kube-proxy, in a temporary network namespace.
 fn packet_filter(program: &str, target: &str) -> Result<()> {
     let rules = format!(
         "{program} -t nat -N TRY \

@@ -185,8 +185,8 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names of the links to the only Kubernetes binary. The name under which the binary is started selects the program
-/// that it runs.
+/// The names of the links to the Kubernetes binary, which contains all these programs. The name of the link selects the
+/// program that the binary runs.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -292,7 +292,8 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     })
 }
 
-/// Locks the cache. If another checkout is building programs, waits and then uses its programs.
+/// Locks the cache. While another checkout builds programs, waits for the lock. Afterwards, its programs are in the
+/// cache.
 fn lock() -> Result<(PathBuf, File)> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;

@@ -468,7 +468,7 @@ impl Testbed {
 
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
 
-/// Loads an image archive into all running nodes without the image.
+/// Loads an image archive into all running nodes that do not have the image.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     let testbed = Testbed::running()?;
     testbed.remember_image(archive)?;

@@ -7,7 +7,7 @@ const MESSAGE_CHARACTERS: usize = 40;
 /// The minimum number of words in a message. Shorter string literals are URLs, keys and flags.
 const MESSAGE_WORDS: usize = 5;
 
-/// A part of a Rust file with prose.
+/// A part of a Rust file that can contain prose: a comment line or a string literal.
 enum Token {
     Comment {
         line: usize,

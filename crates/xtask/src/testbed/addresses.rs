@@ -30,7 +30,7 @@ impl Slot {
         )
     }
 
-    /// Name of the network interface of the link on the host.
+    /// The name of the host's network interface to the testbed.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
