@@ -357,7 +357,7 @@ async fn replace(sandbox: &Sandbox, killed: &[Pod]) -> Result<()> {
 }
 
 impl Figures {
-    /// The spread of a figure of the throughput. `None` without rounds.
+    /// The spread of `figure` over all rounds of the throughput. `None` without rounds.
     fn throughput(&self, figure: fn(&Throughput) -> f64) -> Option<Spread> {
         spread(self.throughput.iter().map(figure))
     }

@@ -98,7 +98,7 @@ impl Fleet {
         })
     }
 
-    /// The file with the record of the faults.
+    /// The file that lists the injected faults.
     pub(crate) fn record(&self) -> PathBuf {
         self.folder.join("record")
     }

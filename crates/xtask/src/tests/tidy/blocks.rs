@@ -91,7 +91,8 @@ pub(super) fn inline_code(text: &str) -> Vec<&str> {
     found
 }
 
-/// The lines of a script. A line with a backslash at the end is joined with the next line.
+/// The commands of a script, without comments and blank lines. A line with a backslash at the end is joined with the
+/// next line.
 pub(super) fn commands(script: &str) -> Vec<String> {
     let joined = script.replace("\\\n", " ");
     let lines = joined.lines().map(str::trim);

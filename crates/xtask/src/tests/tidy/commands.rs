@@ -207,7 +207,7 @@ fn fields(template: &str) -> Vec<String> {
     found
 }
 
-/// The path of a field without its first dot, indexes and filters.
+/// The path of a field without its first dot. Each index or filter becomes `[]`.
 fn plain(path: &str) -> String {
     let mut parts = path.trim_start_matches('.').split('[');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
 //! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The
-//! rules of the CRDs are not evaluated. The tests of the crate `api` evaluate them for the examples.
+//! validation rules (CEL) of the CRDs are not evaluated. The tests of the crate `api` evaluate them for the examples.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! The objects of the benchmark: namespaces, EtcdClusters, and copies of the members' objects for the reference.
+//! The objects of the benchmark: namespaces, EtcdClusters, and copies of the members' objects for the scenario
+//! `reference`.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -208,7 +209,7 @@ pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     .await
 }
 
-/// Returns success if the object does not exist (404). Returns all other errors.
+/// Ignores the error that the object does not exist (404). Returns all other errors.
 pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     match done {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
