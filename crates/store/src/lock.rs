@@ -12,7 +12,7 @@ use crate::port::Error;
 /// The name of the field of the spec that configures the lock, for errors.
 pub(crate) const FIELD: &str = "objectLock";
 
-/// A store may round the end of a lock: the end that it reports may be this number of seconds earlier than the
+/// A store may round the end of a lock: the end that it reports may be up to this number of seconds earlier than the
 /// requested end.
 const ROUNDING: i64 = 60;
 

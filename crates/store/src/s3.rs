@@ -41,9 +41,10 @@ use crate::parts::PART;
 /// A [`Store`] in one bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
-    /// The client for requests that send no content.
+    /// The client for requests without content.
     client: Client,
-    /// The client for requests that send content. Its timeout is long enough for slow connections.
+    /// The client for requests that send content or complete an upload. Its timeout is long enough for slow
+    /// connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,

@@ -181,7 +181,7 @@ fn damaged_store_responses_are_read_or_rejected() {
     });
 }
 
-/// The content of the encrypted objects, which is encrypted in several chunks.
+/// The plain content of the encrypted objects. It is long enough for several chunks of encryption.
 fn content() -> Bytes {
     store::testing::content(150_000)
 }

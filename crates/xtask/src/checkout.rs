@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The folder with the run folders of all testbeds on this machine.
+/// The default folder for the run folders of all testbeds on this machine.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
 /// The root of the checkout in which cargo runs. It can differ from the checkout in which xtask was compiled, because

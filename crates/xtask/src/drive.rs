@@ -317,8 +317,9 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Builds the image and loads it into the nodes, unless `E2E_IMAGE` names an image. Adds the environment variables with
-/// the image and the chart.
+/// Builds the image, and loads it into the nodes of the testbed. With `--context`, uses the image in `E2E_IMAGE`
+/// instead or, without `E2E_IMAGE`, prints the commands that load the image. Adds the environment variables with the
+/// image and the chart.
 pub(crate) fn finish(
     early: Early,
     place: &Where,

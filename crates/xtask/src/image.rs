@@ -57,8 +57,8 @@ impl Profile {
     }
 }
 
-/// The crates that every cargo command of xtask selects. With the same crates, cargo selects the same features of their
-/// dependencies, so it compiles large dependencies only once.
+/// The crates that xtask compiles together, even if it needs only some of them. With the same crates, cargo selects the
+/// same features of their dependencies, so it compiles large dependencies only once.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -195,7 +195,7 @@ pub(crate) fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Loads the image into all nodes of the testbed.
+/// Loads the image into all running nodes of the testbed.
 pub(crate) fn load(image: &ImageRef) -> Result<()> {
     progress::step(&format!("loading {}", image.reference), || {
         testbed::load_image(&image.archive, &image.reference)

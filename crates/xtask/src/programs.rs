@@ -199,15 +199,15 @@ const KUBE_NAMES: &[&str] = &[
 /// The programs and images of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
-    /// A folder with links to all programs, for the PATH.
+    /// A folder with links to all programs except etcd, for the PATH.
     pub(crate) bin: PathBuf,
-    /// The init process of the testbed.
+    /// The program of the init process of the testbed.
     pub(crate) init: PathBuf,
-    /// The etcd of the control plane.
+    /// The etcd program of the control plane.
     pub(crate) etcd: PathBuf,
     /// The image archives for the nodes.
     pub(crate) images: Vec<PathBuf>,
-    /// The etcd versions in `images`, the oldest first.
+    /// The etcd versions in `images` except etcd 3.3, the oldest first.
     pub(crate) etcd_versions: Vec<String>,
     /// The version of Kubernetes, without a leading `v`.
     pub(crate) kubernetes: String,
@@ -305,14 +305,15 @@ fn lock() -> Result<(PathBuf, File)> {
     Ok((cache, lock))
 }
 
-/// The etcd versions with an image on the testbed, the oldest first.
+/// The etcd versions with an image on the testbed, the oldest first. Does not contain etcd 3.3, which the project does
+/// not support.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The etcd versions in the `go.mod` files. No other file defines these versions.
+/// The name and the etcd version of each module `etcd-*`. Only the `go.mod` of the module defines the version.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -438,7 +439,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a folder with links to all programs, for the PATH.
+/// Creates a folder with links to all programs except etcd, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()

@@ -151,7 +151,7 @@ struct Run {
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
-    /// The names of all jobs.
+    /// The names of the jobs of all stages so far.
     jobs: Vec<String>,
     /// True if the options contain a filter.
     filtered: bool,

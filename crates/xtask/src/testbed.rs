@@ -322,7 +322,8 @@ impl Testbed {
     }
 }
 
-/// The nodes that are not ready. `text` contains an entry `NAME=STATUS` for each known node.
+/// The nodes that are not ready. `text` contains an entry `NAME=STATUS` for each known node, with the status of its
+/// condition Ready.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))

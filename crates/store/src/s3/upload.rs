@@ -203,7 +203,7 @@ impl Sink for S3Sink {
     }
 }
 
-/// An upload to S3. A small object is sent in one request.
+/// An upload to S3. A small object is sent in one request, unless encryption or a lock is configured.
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
