@@ -102,7 +102,8 @@ pub(super) fn commands(script: &str) -> Vec<String> {
         .collect()
 }
 
-/// The commands of all documents and of the comments in the examples, each with its file.
+/// The commands and the inline code of all documents, and the commands in the comments of the examples. Each entry
+/// begins with its file.
 pub(super) fn all_commands() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for page in pages() {

@@ -84,7 +84,7 @@ impl Load {
         Kind::EtcdCluster.api(self.client.clone(), &self.namespace(index))
     }
 
-    /// Number of EtcdClusters with condition Ready.
+    /// Number of EtcdClusters of this load whose condition `Ready` is True.
     pub(super) fn ready(&self, known: &Conditions) -> usize {
         let start = format!("{}-ns-", self.prefix);
         known.ready(&start)
@@ -299,7 +299,7 @@ fn stripped(mut object: Value) -> Value {
     object
 }
 
-/// Whether each EtcdCluster has the condition `Ready`, by namespace and name.
+/// Whether the condition `Ready` of each EtcdCluster is True, by namespace and name.
 #[derive(Default)]
 pub(super) struct Conditions(Mutex<HashMap<String, bool>>);
 
