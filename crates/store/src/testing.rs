@@ -101,7 +101,7 @@ async fn missing_objects_are_reported(store: &dyn Store) {
     );
 }
 
-/// Objects of many sizes are read back unchanged, even after they are replaced.
+/// Objects of many sizes are read back unchanged, also if the object replaces another object.
 async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,

@@ -33,8 +33,8 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and the number of parts that were sent
-/// with an MD5.
+/// Uploads an object, and checks its stored content. Returns the number of requests that sent a part with a CRC32C, and
+/// the number of requests that sent a part with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);

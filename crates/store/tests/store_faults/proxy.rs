@@ -139,7 +139,7 @@ impl Proxy {
         script.bodies.clear();
     }
 
-    /// The requests since the last call of [`Self::harm`].
+    /// The requests since the last call of [`Self::harm`], without their bodies.
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.script.lock().unwrap().asked.clone()
     }

@@ -373,7 +373,7 @@ fn workflows_pass_actionlint() {
     assert!(output.status.success(), "{text}");
 }
 
-/// The commands that publish a release: program, subcommand and flags without values.
+/// The commands that publish a release, without logins: program, subcommand and flags without values.
 fn publishing_commands(text: &str) -> BTreeSet<String> {
     const PROGRAMS: [&str; 5] = ["skopeo ", "helm ", "cosign ", "buildah ", "gh "];
     let lines = text.lines().map(str::trim);

@@ -123,7 +123,7 @@ async fn answer_call(
     respond.send_response(head, true).map(drop)
 }
 
-/// Reads a request. The operator's requests are short, so each is one uncompressed gRPC message.
+/// Reads the message of a request. Each request of the operator consists of one uncompressed gRPC message.
 async fn read(mut body: RecvStream) -> Result<Bytes, h2::Error> {
     let mut all = BytesMut::new();
     while let Some(piece) = body.data().await {
