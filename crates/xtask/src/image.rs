@@ -154,7 +154,7 @@ pub(crate) fn content(built: &[PathBuf], origin: &Origin) -> Result<Image> {
     })
 }
 
-/// Writes the image of the compiled operators, unless it exists.
+/// Writes the archive with the image of the compiled operators, unless it exists. Removes old archives.
 pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     let mut content = content(built, origin)?;
     let tag = tag(&content)?;

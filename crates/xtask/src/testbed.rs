@@ -253,7 +253,8 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Stores a link to an image archive. A node that is down loads the image at its next start.
+    /// Stores a link to an image archive, and removes links to archives that no longer exist. A node that is down loads
+    /// the image at its next start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
