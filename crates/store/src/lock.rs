@@ -1,6 +1,6 @@
-//! The lock of stored objects against deletion. Performs no I/O.
+//! Locks that protect stored objects from deletion. Performs no I/O.
 //!
-//! S3, Google Cloud Storage and Azure have the same two modes with different names.
+//! S3, Google Cloud Storage and Azure have the same two lock modes, governance and compliance, with different names.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,14 +9,14 @@ use jiff::Timestamp;
 
 use crate::port::Error;
 
-/// The field of the lock in a storage block.
+/// The name of the field of the spec that configures the lock, for errors.
 pub(crate) const FIELD: &str = "objectLock";
 
-/// A store may round the end of a lock. The reported end may be earlier than the requested end by this number of
-/// seconds.
+/// A store may round the end of a lock: the end that it reports may be up to this number of seconds earlier than the
+/// requested end.
 const ROUNDING: i64 = 60;
 
-/// An object that is uploaded now is locked until this time.
+/// The end of the lock of an object that is uploaded now. Fails if `days` is less than 1.
 pub(crate) fn until(lock: &ObjectLock) -> Result<SystemTime, Error> {
     let days = u64::try_from(lock.days).ok().filter(|days| *days > 0);
     let days = days.ok_or_else(|| Error::Invalid {
@@ -26,7 +26,7 @@ pub(crate) fn until(lock: &ObjectLock) -> Result<SystemTime, Error> {
     Ok(SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60))
 }
 
-/// Like [`until`], in whole seconds.
+/// The result of [`until`], without fractions of a second.
 fn until_second(lock: &ObjectLock) -> Result<Timestamp, Error> {
     let since = until(lock)?.duration_since(UNIX_EPOCH).unwrap_or_default();
     let second = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
@@ -42,7 +42,7 @@ fn until_second(lock: &ObjectLock) -> Result<Timestamp, Error> {
 /// The lock of a new object in Google Cloud Storage or Azure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Retention {
-    /// The name of the mode in this store.
+    /// The store's name of the lock mode.
     pub(crate) mode: String,
     /// The end of the lock, in whole seconds.
     pub(crate) until: Timestamp,
@@ -73,15 +73,15 @@ impl Retention {
         text.to_string()
     }
 
-    /// Whether the store reports a lock with the mode of this lock, and an end that is not earlier than
-    /// [`Self::until`]. Allows for [`ROUNDING`].
+    /// Whether the lock that the store reports has the mode of this lock, and ends at most [`ROUNDING`] seconds before
+    /// [`Self::until`].
     pub(crate) fn is_confirmed_by(&self, mode: &str, until: Option<Timestamp>) -> bool {
         let is_long = |until: Timestamp| until.as_second() >= self.until.as_second() - ROUNDING;
         mode.eq_ignore_ascii_case(&self.mode) && until.is_some_and(is_long)
     }
 }
 
-/// The name of the mode in Google Cloud Storage.
+/// The name of the lock mode in Google Cloud Storage.
 fn google_mode(lock: &ObjectLock) -> &str {
     match &lock.mode {
         Mode::Governance => "Unlocked",
@@ -90,7 +90,7 @@ fn google_mode(lock: &ObjectLock) -> &str {
     }
 }
 
-/// The name of the mode in Azure.
+/// The name of the lock mode in Azure.
 fn azure_mode(lock: &ObjectLock) -> &str {
     match &lock.mode {
         Mode::Governance => "unlocked",

@@ -72,8 +72,9 @@ mod tests {
     use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
     use crate::{S3Store, Store};
 
-    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only a host name with the
-    /// bucket resolves to the server, which reads the bucket from the signed host name.
+    /// If the bucket is in the path of the URL, OSS rejects the request (`SecondLevelDomainForbidden`). In this test,
+    /// only a host name that begins with the bucket resolves to the server. The server reads the bucket from the signed
+    /// host name.
     #[tokio::test]
     async fn oss_requests_have_bucket_in_signed_host() {
         let domain = "s3.oss-eu-central-1.aliyuncs.com";

@@ -9,11 +9,11 @@ use tokio::task::JoinSet;
 
 use crate::port::Error;
 
-/// Size of the first parts of an upload, in bytes.
+/// Size in bytes of each of the first parts of an upload. Later parts are larger (`SMALL_PARTS`).
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. With the part that is being filled, an upload has four parts in memory: 4 x 6
-/// MiB, or 4 x 12 MiB for objects larger than 6 GiB.
+/// Maximum number of parts in flight. With the part that is being filled, an upload has four parts in memory: 24 MiB,
+/// or 48 MiB after the part size has doubled.
 const MAX_IN_FLIGHT: usize = 3;
 
 /// An abort waits at most this long for the parts in flight, and then removes the upload.
@@ -39,7 +39,7 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
 
 /// The result of [`Parts::finish`].
 pub(crate) enum Written<P> {
-    /// The content was not sent, because it fits into one request.
+    /// The content was not sent, because it fits into one part. The caller sends it in one request.
     Whole(Bytes),
     /// The content was sent in parts. Contains the results of the parts in order.
     Parts(Vec<P>),
@@ -57,7 +57,7 @@ pub(crate) struct Parts<S: Sink> {
 }
 
 impl<S: Sink> Parts<S> {
-    /// Creates a writer whose first parts have `first` bytes.
+    /// Creates a writer. Each of its first parts has `first` bytes.
     pub(crate) fn new(sink: S, first: usize) -> Self {
         Self {
             sink,
@@ -102,7 +102,8 @@ impl<S: Sink> Parts<S> {
         Ok(())
     }
 
-    /// Sends the remaining bytes as the last part, and waits for all parts.
+    /// Sends the remaining bytes as the last part, and waits for all parts. If no part was sent before, returns the
+    /// remaining bytes instead.
     pub(crate) async fn finish(&mut self) -> Result<Written<S::Part>, Error> {
         let rest = std::mem::take(&mut self.filling).freeze();
         if self.begun == 0 {
@@ -227,7 +228,7 @@ mod tests {
         }
     }
 
-    /// A sink that counts how many parts are in flight.
+    /// A sink that counts the parts in flight, their maximum, and the calls of `begin`.
     #[derive(Clone, Default)]
     struct Counting(Arc<Mutex<(usize, usize, usize)>>);
 

@@ -38,12 +38,13 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Tolerance in seconds for comparing the start of an upload with the start of a process. Times are whole seconds
-    /// and clocks differ. Some stores (versitygw) report the time of the last part as the start, and can accept a part
-    /// after the process has ended.
+    /// Tolerance in seconds for comparing the start of an upload with the start of a process, because times are whole
+    /// seconds and clocks differ. Some stores (versitygw) also report the time of the last part as the start, and can
+    /// receive this part shortly after its sender has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
-    /// Whether the upload is older than a process that started at `unix_seconds`.
+    /// Whether the upload is older than a process that started at `unix_seconds`. An upload that started less than 5
+    /// seconds after the process also counts as older (`CLOCK_TOLERANCE`).
     pub fn is_older_than(&self, unix_seconds: i64) -> bool {
         self.begun_unix_seconds < unix_seconds.saturating_add(Self::CLOCK_TOLERANCE)
     }
@@ -96,7 +97,8 @@ pub enum Error {
          a cloud identity for the pod's ServiceAccount"
     )]
     NoIdentity(String),
-    /// The store rejects the time of a signed request, because its clock differs too much from the clock of the node.
+    /// The store rejects the time of a signed request, because the store's clock differs too much from the clock of the
+    /// node that sent the request.
     #[error(
         "the store rejects the time of the request: correct the clock of the node that sent the request ({0})"
     )]
@@ -166,7 +168,7 @@ pub trait Store: Send + Sync {
     }
     /// Starts an upload. The object is not visible under `key` before the commit.
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error>;
-    /// Writes a small object in one request.
+    /// Writes a small object, without splitting it into parts.
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error>;
     /// Opens an object for reading. If the connection breaks, the read continues at the last offset.
     async fn get(&self, key: &str) -> Result<ObjectStream, Error>;
@@ -181,8 +183,9 @@ pub trait Store: Send + Sync {
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error>;
     /// Removes an unfinished upload, and changes no objects. Succeeds if the upload no longer exists.
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
-    /// Removes unfinished uploads of exactly this key that started before `begun_before`, in seconds since the epoch.
-    /// Callers pass the start of their own process, so these uploads belong to processes that have ended.
+    /// Removes unfinished uploads of exactly this key that are older than a process that started at `begun_before`, in
+    /// seconds since the epoch ([`Unfinished::is_older_than`]). Callers pass the start of their own process, so these
+    /// uploads belong to processes that have ended.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
             // Invariant 13: uploads with another key are kept, because the listing contains all uploads whose keys
@@ -195,7 +198,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// An upload in constant memory.
+/// An upload that uses constant memory.
 #[async_trait]
 pub trait Upload: Send {
     /// Writes the next bytes. Waits while the maximum number of bytes is in flight.

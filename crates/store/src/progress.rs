@@ -1,8 +1,8 @@
 //! Reports the progress of a transfer from its container to the operator over TCP.
 //!
-//! A container can write its termination message only at its end, and a pod without a token cannot use the API server.
-//! The container therefore sends two numbers to each client that connects. The operator reads a limited number of
-//! bytes, and only displays the numbers.
+//! A container can write its termination message only at its end, and the pod has no token for the API server. The
+//! container therefore sends two numbers to each client that connects: the transferred bytes and the total bytes. The
+//! operator reads a limited number of bytes, and only displays the numbers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Port of the progress server, which etcd does not use.
+/// Port of the progress server. etcd listens on other ports.
 pub const PORT: u16 = 2390;
 
 /// Time limit for one connection to the progress server.
@@ -79,7 +79,7 @@ pub async fn serve_report(report: impl Fn() -> Vec<u8>) {
     }
 }
 
-/// Like [`serve_report`], for an open port. Never completes.
+/// Like [`serve_report`], for a port that the caller has opened. Never completes.
 pub async fn serve_at(listener: TcpListener, report: impl Fn() -> Vec<u8>) {
     loop {
         match listener.accept().await {

@@ -73,7 +73,7 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
 
 /// Fails if a response does not start at the requested offset, because some stores and proxies ignore ranges.
 /// `content_range` is a header such as `bytes 8-99/1234`. Without this header, the response is accepted if the offset
-/// is 0 or if it has the length of the range.
+/// is 0, or if the body has the length of the range.
 pub(crate) fn check_range(
     content_range: Option<&str>,
     length: Option<u64>,
@@ -105,7 +105,8 @@ fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     std::iter::successors(next(&(0..from)), next)
 }
 
-/// Reads a part and joins small chunks. A store can send each byte in its own chunk, which takes 32 bytes of memory.
+/// Reads a part and joins small chunks. A store can send each byte in its own chunk, and each chunk takes 32 bytes of
+/// memory in addition to its content.
 async fn joined(mut part: Body) -> Result<Vec<Bytes>, Error> {
     let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
     while let Some(chunk) = part.try_next().await? {

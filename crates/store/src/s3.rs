@@ -41,9 +41,10 @@ use crate::parts::PART;
 /// A [`Store`] in one bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
-    /// The client for requests that send no content.
+    /// The client for requests without content.
     client: Client,
-    /// The client that sends parts. Its timeout is long enough for slow connections.
+    /// The client for requests that send content or complete an upload. Its timeout is long enough for slow
+    /// connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,
@@ -74,8 +75,8 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. The request contains an MD5, because the
-    /// store may support no other checksum.
+    /// Writes an object in one request, and returns the checksums that the stored object must have. The request
+    /// contains an MD5, because the store may support no other checksum.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -100,7 +101,7 @@ impl S3Store {
         ))
     }
 
-    /// Like [`S3Store::new`], but resolves `host` to another address. For tests.
+    /// Like [`S3Store::new`], but connects to the address `at` for `host`. For tests.
     ///
     /// # Errors
     /// Fails if the configuration is invalid.

@@ -22,7 +22,7 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Runs `work` with another time limit for each listing.
+/// Runs `work` with `timeout` as the time limit for each listing.
 pub async fn with_listing_timeout<T>(timeout: Duration, work: impl Future<Output = T>) -> T {
     TEST_TIMEOUT.scope(timeout, work).await
 }
@@ -101,7 +101,7 @@ async fn missing_objects_are_reported(store: &dyn Store) {
     );
 }
 
-/// Objects of many sizes are read back unchanged, even after they are replaced.
+/// Objects of many sizes are read back unchanged, also if the object replaces another object.
 async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,
@@ -163,7 +163,8 @@ async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     store.delete("a/replaced").await.unwrap();
 }
 
-/// An aborted or dropped upload leaves the existing object unchanged.
+/// An upload that is not committed creates no object and changes no existing object, even after it is aborted or
+/// dropped.
 async fn upload_is_invisible_before_commit(store: &dyn Store) {
     for abort in [true, false] {
         let mut replaced = store.begin("a/b/small").await.unwrap();

@@ -73,7 +73,8 @@ impl Unpacker {
     /// Adds the next bytes of the object.
     ///
     /// # Errors
-    /// Fails if the object is damaged, if its key is missing, or if it is not encrypted although keys were given.
+    /// Fails if the object is damaged, if its encryption key was not given, or if it is not encrypted although keys
+    /// were given.
     pub fn push(&mut self, stored: Bytes) -> Result<(), Error> {
         match &mut self.decryption {
             Decryption::Unknown { first, .. } => {

@@ -22,7 +22,7 @@ use store::unpack::{self, Unpacker};
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
-/// For [`Clients::list`]: list the unfinished uploads of S3.
+/// The argument `store` of [`Clients::list`] that lists the unfinished uploads of S3.
 const UPLOADS: usize = 3;
 
 /// Time limit for one call, including all its retries.
@@ -120,8 +120,8 @@ impl Clients {
         }
     }
 
-    /// The keys that a client finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure, and [`UPLOADS`]
-    /// for the unfinished uploads of S3.
+    /// The keys that a client finds in a response with this status and body. `store` is 0 for S3, 1 for Google, 2 for
+    /// Azure, and [`UPLOADS`] for the unfinished uploads of S3.
     fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
         *self.server.answer.lock().unwrap() = (status, body.to_owned());
         let listed = async {
@@ -181,7 +181,7 @@ fn listing_with_damaged_response_returns_few_names_or_error() {
     });
 }
 
-/// The content of the encrypted objects, which has several chunks.
+/// The plain content of the encrypted objects. It is long enough for several chunks of encryption.
 fn content() -> Bytes {
     store::testing::content(150_000)
 }

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use store::testing::{AzureServer, GoogleServer, S3Server};
 use store::{AbsConfig, AbsStore, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-/// A server that sends the same response to every request.
+/// Starts a server that sends the same response to every request. Returns its address without a scheme.
 fn web_server(answer: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -23,7 +23,8 @@ fn web_server(answer: &'static str) -> String {
     format!("127.0.0.1:{}", address.port())
 }
 
-/// The configurations of the clients. A test replaces only the endpoint.
+/// The configurations of the clients. A test replaces the endpoint. With `https`, the S3 client does not verify the
+/// certificate.
 struct Configs(S3Config, GcsConfig, AbsConfig);
 
 impl Configs {

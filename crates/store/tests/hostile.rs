@@ -1,5 +1,5 @@
-//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call must fail with a
-//! remedy, and must use limited memory.
+//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call must fail with an error
+//! that names a remedy, and must use limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -62,7 +62,7 @@ fn assert_limit<T>(name: &str, server: &HostileServer, result: Result<T, Error>,
     );
 }
 
-/// The beginning of a listing, in the format of the store that the request addresses.
+/// The beginning of a listing, in the format of the kind of store whose client sent the request.
 fn beginning(request: &str) -> &'static str {
     if request.contains("/storage/v1/") {
         "{\"items\":["
@@ -126,7 +126,7 @@ async fn endless_list_response_of_store_is_rejected_at_size_limit() {
     assert_little_memory();
 }
 
-/// Errors and results of writes have a low limit, because they are short.
+/// Error responses and responses to writes have a lower limit than listings, because they are short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reading_of_endless_error_and_write_responses_stops_at_limit() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));

@@ -1,5 +1,5 @@
-//! A TLS connection to a store succeeds if the client trusts the certificate, or does not verify it. Otherwise, the
-//! connection fails, and the error of a store names the remedy.
+//! A TLS connection to a store succeeds if the client trusts the certificate, or does not verify it. If the client does
+//! not trust the certificate, the connection fails, and the error of a store names the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The folder with the run folders of all testbeds on this machine.
+/// The default folder for the run folders of all testbeds on this machine.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
 /// The root of the checkout in which cargo runs. It can differ from the checkout in which xtask was compiled, because
@@ -21,7 +21,8 @@ pub(crate) fn root() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
-/// All files in `folder` and its subfolders, sorted, without hidden folders and target directories.
+/// All files in `folder` and its subfolders, sorted. Skips hidden files and folders, symbolic links, and target
+/// directories.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", folder.display());
     let mut found = Vec::new();

@@ -56,8 +56,8 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The report for one requirement: its tests and, for an invariant, the comments that name the invariant. Comments in
-/// code have the word `enforced`, and comments in test files have the word `checked`.
+/// The report for one requirement: its tests and, for an invariant, the comments that name the invariant. The report
+/// marks comments in code with the word `enforced`, and comments in test files with the word `checked`.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

@@ -125,7 +125,7 @@ fn check_repository(repository: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a folder with other files, because `dist` replaces the whole folder.
+/// Rejects a folder with files that are not an earlier release, because `dist` replaces the whole folder.
 fn check_output(folder: &Path) -> Result<()> {
     let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
     if !folder.join(listing::SUMS).is_file() && fs::read_dir(folder).is_ok_and(|it| !is_empty(it)) {

@@ -43,7 +43,7 @@ pub(crate) enum Drill {
 }
 
 impl Drill {
-    /// The arguments of the program.
+    /// The arguments of the program `drill`.
     fn arguments(&self) -> Vec<String> {
         let words: Vec<&str> = match self {
             Self::Start { seed, speedup } => {

@@ -87,7 +87,7 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     self::program("soak", &program)
 }
 
-/// A cluster with the image of the operators, and the environment variables of the programs.
+/// A cluster that has the image of the operators, and the environment variables for the programs of the crate `e2e`.
 pub(crate) struct Prepared {
     pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
@@ -210,7 +210,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     })
 }
 
-/// The compiled programs of `demo` and `bench`.
+/// The compiled programs for `demo`, `bench` or `soak`.
 struct Build {
     /// Programs of the crate `e2e`.
     programs: Vec<PathBuf>,
@@ -317,7 +317,9 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Builds the image, loads it into the nodes, and adds the variables of image and chart.
+/// Builds the image, and loads it into the nodes of the testbed. With `--context`, uses the image in `E2E_IMAGE`
+/// instead or, without `E2E_IMAGE`, prints the commands that load the image. Adds the environment variables with the
+/// image and the chart.
 pub(crate) fn finish(
     early: Early,
     place: &Where,

@@ -45,7 +45,7 @@ pub(crate) fn fuzz(options: &Fuzz) -> Result<ExitCode> {
     }
 }
 
-/// Runs all test programs `damaged_input`, and returns true if they succeeded.
+/// Runs `cargo test` with the arguments `more` for all test programs `damaged_input`. Returns true if it succeeded.
 fn run(more: &[&str], seed: u64, cases: u32) -> Result<bool> {
     let status = Command::new(image::cargo())
         .arg("test")

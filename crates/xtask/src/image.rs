@@ -57,8 +57,8 @@ impl Profile {
     }
 }
 
-/// The crates that every cargo command selects. The same crates select the same features of their dependencies, so
-/// large dependencies are compiled only once.
+/// The crates that xtask compiles together, even if it needs only some of them. With the same crates, cargo selects the
+/// same features of their dependencies, so it compiles large dependencies only once.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -83,8 +83,8 @@ pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 pub(crate) enum Compiler {
     /// rustc compiles the crates.
     Rustc,
-    /// clippy compiles and lints the crates. `cargo clippy` is not used: it would only check the dependencies, and the
-    /// tests would need a second build of them.
+    /// clippy compiles and lints the crates. `cargo clippy` is not used: it checks the dependencies without generating
+    /// code, so the tests would need a second build of the dependencies.
     Clippy,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn content(built: &[PathBuf], origin: &Origin) -> Result<Image> {
     })
 }
 
-/// Writes the image of the compiled operators, unless it exists.
+/// Writes the archive with the image of the compiled operators, unless it exists. Removes old archives.
 pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     let mut content = content(built, origin)?;
     let tag = tag(&content)?;
@@ -183,7 +183,7 @@ pub(crate) fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Rejects a released image that is too large before compression.
+/// Rejects a released image whose size before compression exceeds `LARGEST_IMAGE`.
 pub(crate) fn check_size(bytes: u64) -> Result<()> {
     if bytes > LARGEST_IMAGE {
         bail!(
@@ -195,7 +195,7 @@ pub(crate) fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Loads the image into all nodes of the testbed.
+/// Loads the image into all running nodes of the testbed.
 pub(crate) fn load(image: &ImageRef) -> Result<()> {
     progress::step(&format!("loading {}", image.reference), || {
         testbed::load_image(&image.archive, &image.reference)
@@ -273,8 +273,8 @@ fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The tag of an image: twelve hexadecimal digits of a hash over its properties, and the names and content of its
-/// files.
+/// The tag of an image: twelve hexadecimal digits of a hash. The hash covers the properties of the image, and the names
+/// and content of its files.
 fn tag(image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(image.settings());

@@ -147,7 +147,7 @@ fn write_archive(content: &Content, index: &Value, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads an archive of [`write`]. The result does not contain the image index.
+/// Reads an archive that [`write`] has written. The result does not contain the image index.
 fn read(file: &Path) -> Result<Content> {
     let mut content = Content::default();
     let mut top = None;

@@ -21,7 +21,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The origin for images of `demo` and `test`. Without the commit, the image changes only if its program changes.
+    /// The origin for images of `demo` and `test`. It has no commit, so the image changes only if its program changes.
     pub(crate) fn unreleased() -> Self {
         Self {
             version: VERSION.to_owned(),
@@ -31,7 +31,8 @@ impl Origin {
         }
     }
 
-    /// The origin of the checkout. If `source` is `None`, the URL is that of the git remote `origin`, if it is public.
+    /// The origin of the checkout. The URL of the source repository is `source`. If `source` is `None`, it is the URL
+    /// of the git remote `origin`, if that URL is public.
     pub(crate) fn of_checkout(version: &str, source: Option<&str>) -> Result<Self> {
         let mut revision = git(&["rev-parse", "HEAD"])?;
         if is_modified()? {
@@ -80,7 +81,7 @@ pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
 
-/// The URL of a git remote. `None` for a URL with credentials, and for a path on this machine.
+/// The URL of a git remote. `None` if it is not an `https` URL, or if it contains credentials.
 fn public_address(remote: &str) -> Option<String> {
     let is_public = remote.starts_with("https://") && !remote.contains('@');
     is_public.then(|| remote.trim_end_matches(".git").to_owned())

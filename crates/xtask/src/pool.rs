@@ -16,10 +16,10 @@ use crate::times::Times;
 
 /// The maximum time between two lines of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// Time limit for the last output of a completed test program. A process that it started may keep the pipe open
-/// forever.
+/// Time limit for the last output of a completed test program. A process that the test program started may keep the
+/// pipe open forever.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-/// Number of output lines that are printed if a test program crashes. Lines in JSON do not count.
+/// Number of last output lines that are printed if a test program crashes. Lines in JSON do not count.
 const TAIL: usize = 30;
 
 /// One run of a test program.
@@ -34,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) args: Vec<String>,
     pub(crate) folder: PathBuf,
     pub(crate) vars: Vec<(String, String)>,
-    /// Number of tests in the program.
+    /// Number of tests that the job runs.
     pub(crate) tests: usize,
     /// True if no other serial job may run at the same time.
     pub(crate) serial: bool,

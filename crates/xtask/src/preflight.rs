@@ -1,4 +1,4 @@
-//! Checks the machine before the testbed starts. Each check tries a feature that the testbed needs, and undoes its
+//! Checks the machine before the testbed starts. Most checks try a feature that the testbed needs, and undo their
 //! changes. An error names the remedy.
 
 use std::fs;
@@ -24,7 +24,7 @@ const CACHE_SPACE: u64 = 8 << 30;
 /// The minimum free space for the run folder of the testbed, in bytes.
 const RUN_SPACE: u64 = 6 << 30;
 
-/// Runs all checks. The error lists all problems.
+/// Runs all checks. Fails at once without root, or if a package is missing. Otherwise, the error lists all problems.
 pub(crate) fn check(run_folder: &Path, family: IpFamily) -> Result<Found> {
     if !rustix::process::getuid().is_root() {
         bail!(
@@ -139,7 +139,7 @@ fn ipv6() -> Result<()> {
     packet_filter("ip6tables", "[fd65:7462::1]:1")
 }
 
-/// Tries the tables and matches of kube-proxy in a temporary network namespace.
+/// Tries packet filter rules like those of kube-proxy, in a temporary network namespace.
 fn packet_filter(program: &str, target: &str) -> Result<()> {
     let rules = format!(
         "{program} -t nat -N TRY \

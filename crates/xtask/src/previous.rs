@@ -91,8 +91,8 @@ fn selection(source: &Path) -> Vec<&'static str> {
     chosen.flatten().copied().collect()
 }
 
-/// Clones the commit into the cache, unless it exists there. In the target directory, which is often in the checkout,
-/// cargo would also apply the configuration of the checkout.
+/// Clones the commit into the cache, unless it exists there. The clone is not in the target directory, which is often
+/// in the checkout, because cargo would also apply the configuration of the checkout.
 fn clone(commit: &str) -> Result<PathBuf> {
     let folder = checkout::cache()?
         .join("previous")

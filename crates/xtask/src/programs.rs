@@ -185,8 +185,8 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names of the links to the only Kubernetes binary. The name under which the binary is started selects the program
-/// that it runs.
+/// The names of the links to the Kubernetes binary, which contains all these programs. The name of the link selects the
+/// program that the binary runs.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -199,15 +199,15 @@ const KUBE_NAMES: &[&str] = &[
 /// The programs and images of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
-    /// A folder with links to all programs, for the PATH.
+    /// A folder with links to all programs except etcd, for the PATH.
     pub(crate) bin: PathBuf,
-    /// The init process of the testbed.
+    /// The program of the init process of the testbed.
     pub(crate) init: PathBuf,
-    /// The etcd of the control plane.
+    /// The etcd program of the control plane.
     pub(crate) etcd: PathBuf,
     /// The image archives for the nodes.
     pub(crate) images: Vec<PathBuf>,
-    /// The etcd versions in `images`, the oldest first.
+    /// The etcd versions in `images` except etcd 3.3, the oldest first.
     pub(crate) etcd_versions: Vec<String>,
     /// The version of Kubernetes, without a leading `v`.
     pub(crate) kubernetes: String,
@@ -292,7 +292,8 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     })
 }
 
-/// Locks the cache. If another checkout is building programs, waits and then uses its programs.
+/// Locks the cache. While another checkout builds programs, waits for the lock. Afterwards, its programs are in the
+/// cache.
 fn lock() -> Result<(PathBuf, File)> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -304,14 +305,15 @@ fn lock() -> Result<(PathBuf, File)> {
     Ok((cache, lock))
 }
 
-/// The etcd versions with an image on the testbed, the oldest first.
+/// The etcd versions with an image on the testbed, the oldest first. Does not contain etcd 3.3, which the project does
+/// not support.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The etcd versions in the `go.mod` files. No other file defines these versions.
+/// The name and the etcd version of each module `etcd-*`. Only the `go.mod` of the module defines the version.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -437,7 +439,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a folder with links to all programs, for the PATH.
+/// Creates a folder with links to all programs except etcd, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()

@@ -68,7 +68,7 @@ pub(crate) fn compiler() -> Result<String> {
         .to_owned())
 }
 
-/// Folders of this machine that the compiler would write into the program, each with its replacement path.
+/// Folders of this machine whose paths the compiler would write into the program, each with its replacement path.
 fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     let home = std::env::var_os("HOME").context("HOME is not set")?;
     let cargo = std::env::var_os("CARGO_HOME")

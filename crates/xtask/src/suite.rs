@@ -1,5 +1,5 @@
-//! The command `test`: checks the formatting, compiles, runs unit tests and end-to-end tests in stages, and prints a
-//! report.
+//! The command `test`: compiles, runs unit tests and end-to-end tests in stages, and prints a report. With `--lint`, it
+//! checks the formatting first.
 
 mod jobs;
 
@@ -39,8 +39,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// The environment variable with the path of a lock file, through which all end-to-end tests together install the CRDs
-/// only once. `cargo xtask test` empties the file before the end-to-end tests.
+/// The environment variable with the path of a lock file. The end-to-end tests of one run use this file to install the
+/// CRDs only once. `cargo xtask test` empties the file before the end-to-end tests.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -115,7 +115,7 @@ impl Tests {
     }
 }
 
-/// `cargo xtask test`.
+/// Runs `cargo xtask test`.
 pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     let begun = Instant::now();
     ensure_packages(&[Purpose::Build])?;
@@ -151,7 +151,7 @@ struct Run {
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
-    /// The names of all jobs.
+    /// The names of the jobs of all stages so far.
     jobs: Vec<String>,
     /// True if the options contain a filter.
     filtered: bool,

@@ -253,7 +253,8 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Stores a link to an image archive. A node that is down loads the image at its next start.
+    /// Stores a link to an image archive, and removes links to archives that no longer exist. A node that is down loads
+    /// the image at its next start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -322,7 +323,8 @@ impl Testbed {
     }
 }
 
-/// The nodes that are not ready. `text` contains an entry `NAME=STATUS` for each known node.
+/// The nodes that are not ready. `text` contains an entry `NAME=STATUS` for each known node, with the status of its
+/// condition Ready.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))
@@ -468,7 +470,7 @@ impl Testbed {
 
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
 
-/// Loads an image archive into all running nodes without the image.
+/// Loads an image archive into all running nodes that do not have the image.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     let testbed = Testbed::running()?;
     testbed.remember_image(archive)?;

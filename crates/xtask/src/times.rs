@@ -55,8 +55,8 @@ impl Times {
         self.jobs.insert(name.to_owned(), took.as_secs_f64());
     }
 
-    /// Removes the jobs for which `exists` returns false. Call this function only if all jobs were selected, because
-    /// it also removes jobs that were not selected.
+    /// Removes the durations of the jobs for which `exists` returns false. Call this function only if all jobs were
+    /// selected. Otherwise, it also removes jobs that exist but were not selected.
     pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
         self.jobs.retain(|name, _| exists(name));
     }

@@ -127,7 +127,7 @@ impl Room {
     }
 }
 
-/// The size of all files in a directory, including unfinished files. Follows no symbolic links.
+/// The total size in bytes of all files below a directory, including unfinished files. Follows no symbolic links.
 fn size_of(directory: &Path, depth: usize) -> std::io::Result<u64> {
     let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
     let entries = match std::fs::read_dir(directory) {

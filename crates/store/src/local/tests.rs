@@ -53,8 +53,8 @@ async fn listing_finds_exactly_objects_with_prefix() {
     assert_eq!(store.list("nothing/there").await.unwrap(), []);
 }
 
-/// The process that writes an unfinished file may still run, so another owner lists the file only after ten minutes
-/// without a write.
+/// A store of another owner (`owned_by`) lists an unfinished file only after ten minutes without a write, because the
+/// process that writes the file may still run.
 #[tokio::test]
 async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
     let dir = tempfile::tempdir().unwrap();
@@ -90,8 +90,8 @@ fn text(error: &Error) -> String {
     error.to_string()
 }
 
-/// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are in the root
-/// directory.
+/// Invariant 13: each namespace can use only the objects in its own directory. For the operator's namespace, this is
+/// the root directory.
 #[tokio::test]
 async fn invariant_13_each_namespace_has_its_own_directory() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Writes an object as an unfinished file, which the commit renames.
+//! Writes an object to an unfinished file. The commit of the upload renames the file to the name of the object.
 
 use std::fs::File;
 use std::io::Write;
@@ -53,7 +53,8 @@ impl UnfinishedFile {
         Ok(())
     }
 
-    /// Syncs the file, and renames it to `target` if its size is correct. Returns its size.
+    /// Syncs the file, and renames it to `target` if its size equals the number of written bytes. Returns the size in
+    /// both cases.
     fn rename(&mut self, target: &Path) -> std::io::Result<u64> {
         let file = self.file()?;
         file.sync_all()?;
@@ -119,7 +120,7 @@ impl LocalUpload {
         }
     }
 
-    /// Runs an operation on the file in a thread for blocking operations.
+    /// Runs an operation on the unfinished file, in a thread for blocking operations.
     async fn run<T: Send + 'static>(
         &mut self,
         operation: impl FnOnce(&mut UnfinishedFile) -> Result<T, Error> + Send + 'static,

@@ -1,6 +1,7 @@
 //! Access to a bucket: the configuration, the keys of the Secret and the HTTP client.
 //!
-//! The operator's environment variables configure only the pod's own identity. Secrets are never printed.
+//! Environment variables of the process configure the access only if the client uses the pod's own identity. Secrets
+//! are never printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,9 +32,11 @@ const DEFAULT_REGION: &str = "us-east-1";
 pub struct S3Config {
     /// The bucket's name.
     pub bucket: String,
-    /// URL of an S3-compatible store. `None` means AWS.
+    /// URL of an S3-compatible store. `None` means AWS. With the pod's own identity, the environment may set another
+    /// endpoint.
     pub endpoint: Option<String>,
-    /// The region. `None` means the region of the Secret or, if the Secret has none, `us-east-1`.
+    /// The region. `None` means the region of the Secret or, with the pod's own identity, of the environment. If
+    /// neither has a region, the region is `us-east-1`.
     pub region: Option<String>,
     /// Whether the bucket is in the path of the URL, not in the host name.
     pub force_path_style: bool,
@@ -75,7 +78,7 @@ impl fmt::Debug for S3Keys {
 }
 
 impl S3Keys {
-    /// Creates keys without a session token and a region.
+    /// Creates keys without a session token or region.
     pub fn new(access_key_id: &str, secret_access_key: &str) -> Self {
         Self {
             access_key_id: access_key_id.to_owned(),
@@ -216,10 +219,11 @@ impl S3Config {
     }
 }
 
-/// The HTTP client for the store. It trusts the system's CAs and `ca`.
+/// The HTTP client for the store. It trusts the system's CAs and `ca`, or every certificate if `insecure_skip_verify`
+/// is true.
 ///
-/// Without any CA, an `http://` endpoint gets a client without TLS. For other endpoints, this function fails, because
-/// the AWS library would not report the missing CAs.
+/// If no CA exists, an `http://` endpoint gets a client without TLS. For all other endpoints, this function then fails,
+/// because the AWS library would not report the missing CAs.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -285,7 +289,8 @@ fn check_certificates(pem: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Two clients: one for requests that send no content, and one for parts.
+/// Two clients: one with a short timeout, for requests without content, and one with a long timeout, for requests that
+/// send content or complete an upload.
 pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error> {
     let http = http_client(&config)?;
     clients_over(config, http).await

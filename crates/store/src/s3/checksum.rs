@@ -29,9 +29,11 @@ pub(super) fn header_value(crc32c: u32) -> String {
 /// The expected checksums of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// The CRC32C of the parts' checksums (`COMPOSITE`), and the CRC32C of all bytes (`FULL_OBJECT`).
+    /// The CRC32C of the parts' checksums (`COMPOSITE`), and the CRC32C of all bytes (`FULL_OBJECT`). `None` if the
+    /// object was sent in one request, or if a part was sent without a CRC32C.
     crc32c: Option<[String; 2]>,
-    /// The required entity tag of the object. `None` if the store does not use MD5 for entity tags.
+    /// The required entity tag of the object. `None` if the store does not use MD5 for entity tags, or if a part was
+    /// sent without an MD5.
     tag: Option<String>,
     /// The entity tag that S3 would derive from the entity tags of the parts. Some stores use other entity tags.
     composed: Option<String>,
@@ -108,7 +110,8 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
     Some([header_value(of_parts), header_value(of_all)])
 }
 
-/// The required entity tag of the whole object. `None` if the entity tag of a part is not the part's MD5.
+/// The required entity tag of the whole object. `None` if a part was sent without an MD5, or if its entity tag is not
+/// this MD5.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
         let md5 = part.md5.map(hex::encode);
@@ -187,7 +190,7 @@ mod tests {
         assert_ne!(Whole::of_parts(&other), whole);
     }
 
-    /// Invariant 12: without checksums, the entity tag of the object must match the parts.
+    /// Invariant 12: without CRC32C checksums, the entity tag of the object must match the MD5s of the parts.
     #[test]
     fn invariant_12_object_tag_must_match_parts() {
         let whole = Whole::of_parts(&parts(false, true));

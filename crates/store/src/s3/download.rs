@@ -72,8 +72,8 @@ fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object in bytes, from the response to the first request. `None` for a response of exactly one
-/// part without a content range, because the object may be longer.
+/// The size of the whole object in bytes, from the response to the first request. `None` if the response has no content
+/// range and the length of exactly one part, because the object may be longer.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -117,7 +117,7 @@ impl S3Version {
             .await
     }
 
-    /// Fails if the response is not the requested range of this version, because some stores ignore conditions, and
+    /// Fails if the response is not the requested range of this version, because some stores ignore `If-Match`, and
     /// some proxies ignore ranges.
     fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
         let (expected, found) = (self.tag.as_deref(), tag(answer));

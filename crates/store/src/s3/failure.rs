@@ -18,7 +18,7 @@ where
     explain_by(Place::answered, place, key, error)
 }
 
-/// Converts the error of a HEAD request for the object `key`.
+/// Converts the error of a HEAD request for the object `key`. The response to a HEAD request has no body.
 pub(super) fn explain_head<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
@@ -58,8 +58,8 @@ where
     }
 }
 
-/// Converts the error of a request that needs no object. If the error says that the object is missing, the bucket is
-/// missing.
+/// Converts the error of a request that succeeds without an existing object. If the store reports a missing object, the
+/// bucket is missing.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

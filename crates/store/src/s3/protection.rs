@@ -41,7 +41,7 @@ impl S3Protection {
         })
     }
 
-    /// An object that is uploaded now is locked until this time. `None` without a lock.
+    /// The end of the lock of an object that is uploaded now. `None` without a lock.
     pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
         let until = self.lock.as_ref().map(lock::until).transpose()?;
         Ok(until.map(DateTime::from))

@@ -63,7 +63,7 @@ impl S3Sink {
     }
 
     /// Starts an upload with CRC32C checksums of its parts, which the store must confirm in its response. Returns
-    /// `None` if the store supports no checksums: it rejects the request with status 400 or 501, or ignores the
+    /// `None` if the store does not support CRC32C: it rejects the request with status 400 or 501, or ignores the
     /// checksum header. If the store ignores the header, this function discards the upload that the store has started.
     async fn begin_with_crc32c(
         &self,
@@ -203,7 +203,7 @@ impl Sink for S3Sink {
     }
 }
 
-/// An upload to S3. A small object is sent in one request.
+/// An upload to S3. A small object is sent in one request, unless encryption or a lock is configured.
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,

@@ -1,4 +1,4 @@
-//! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle ends the
+//! Starts real object stores for tests, each with a new directory and its own port. Dropping the handle ends the
 //! process. If the program is not installed, the test fails with the command that installs it.
 
 use std::io::{Read as _, Write as _};
@@ -21,8 +21,8 @@ pub const ACCOUNT: &str = "testaccount";
 /// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// Finds the file `path` in the newest directory of the testbed's cache whose name starts with `folder`. The
-/// environment variable `variable` overrides the path.
+/// Finds the file `path` in the directories of the testbed's cache whose names start with `folder`, and returns the
+/// newest one. If the environment variable `variable` is set, returns its value.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();

@@ -51,7 +51,7 @@ impl Reply {
 /// A server that chooses its reply by the head of the request.
 pub(crate) struct HostileServer {
     pub(crate) endpoint: String,
-    /// Number of bytes that were sent to the clients.
+    /// Number of bytes of response bodies that were sent to the clients, without the slow bytes of [`Then::Slow`].
     sent: Arc<AtomicU64>,
     requests: Arc<AtomicUsize>,
 }

@@ -22,8 +22,8 @@ fn later_part(request: &Request) -> bool {
     read(request) && request.header("range").is_some_and(|range| range != FIRST)
 }
 
-/// The client can read from a store that ignores conditions or ranges if the headers identify the received bytes. It
-/// never uses bytes outside of the requested range or of another version.
+/// The client can read from a store that ignores `If-Match` or `Range`, if the response headers identify the received
+/// bytes. The client never uses bytes outside of the requested range or of another version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn range_response_may_lack_headers_but_not_contradict_request() {
     let rig = Rig::s3().await;

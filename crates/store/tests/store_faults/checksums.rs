@@ -33,7 +33,8 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and with an MD5.
+/// Uploads an object, and checks its stored content. Returns the number of requests that sent a part with a CRC32C, and
+/// the number of requests that sent a part with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -96,7 +97,7 @@ async fn invariant_12_parts_are_verified_by_md5_if_crc32c_is_missing() {
     proofs(&rig, &both).await;
 }
 
-/// Invariant 12: an upload with a wrong reported checksum fails.
+/// Invariant 12: an upload fails if the store reports a wrong checksum.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_wrong_checksum_or_entity_tag_fails_upload() {
     let rig = Rig::s3().await;
@@ -115,7 +116,7 @@ async fn invariant_12_wrong_checksum_or_entity_tag_fails_upload() {
     }
 }
 
-/// Invariant 12: without a checksum of the whole object, the entity tag must show that the object consists of the
+/// Invariant 12: if the store reports no checksum of the whole object, the entity tag of the object must match the
 /// verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_entity_tag_verifies_object_if_checksum_is_missing() {

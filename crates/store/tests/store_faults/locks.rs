@@ -1,5 +1,5 @@
 //! Locks of objects in Google Cloud Storage and Azure. fake-gcs-server stores and reports the lock, but does not
-//! enforce it. Azurite ignores the lock, so the proxy adds the confirmation of a store with locks to its responses.
+//! enforce it. Azurite ignores the lock, so the proxy adds the headers that confirm a lock to the responses of Azurite.
 
 use api::storage::{ObjectLock, ObjectLockMode};
 use store::testing::{AzureServer, GoogleServer, content, upload};
@@ -46,7 +46,7 @@ async fn azure(server: &AzureServer) -> (Proxy, AbsStore) {
     (proxy, store.with_lock(Some(LOCK)))
 }
 
-/// Asserts that no object is stored without a lock.
+/// Asserts that uploads fail because the store does not confirm the lock, and that failed uploads leave no object.
 async fn refuses_unlocked_objects(store: &dyn Store) {
     for size in [10, 20 * MIB] {
         let error = upload(store, KEY, &content(size), MIB).await.unwrap_err();

@@ -19,7 +19,8 @@ const MIB: usize = 1 << 20;
 const KEY: &str = "a/backup";
 const ALWAYS: usize = usize::MAX;
 
-/// A store with two clients. `proxied` sends its requests through the proxy, and `direct` sends them to the store.
+/// A store with two clients. `proxied` sends its requests through the proxy, and `direct` sends its requests directly
+/// to the store.
 struct Rig {
     name: &'static str,
     proxy: Proxy,
@@ -88,7 +89,7 @@ impl Rig {
         }
     }
 
-    /// Uploads an object, and aborts the upload if it fails, like the backup operator.
+    /// Uploads an object. If a write fails, aborts the upload, as the backup operator does.
     async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
         let mut upload = self.proxied.begin(KEY).await?;
         for chunk in content.chunks(300_007) {
@@ -158,12 +159,12 @@ impl Rig {
     }
 }
 
-/// True for requests with content, of any kind of store.
+/// True for requests that send the content of an object, for all kinds of stores.
 fn data(request: &Request) -> bool {
     request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
 }
 
-/// True for the request that commits the object.
+/// True for the request that commits the object, for all kinds of stores.
 fn commit(request: &Request) -> bool {
     let range = request.header("content-range").unwrap_or_default();
     let google = !range.is_empty() && !range.ends_with("/*") && !range.starts_with("bytes */*");
@@ -271,7 +272,7 @@ async fn azure_transfers_survive_short_faults_and_fail_on_permanent_faults() {
     store_faults(Rig::azure().await).await;
 }
 
-/// Invariant 12: an upload of damaged data fails.
+/// Invariant 12: an upload fails if its data is damaged on the way to the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_upload_of_damaged_data_fails_for_every_store() {
     for rig in [Rig::s3().await, Rig::google().await, Rig::azure().await] {

@@ -37,7 +37,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request, by which a fault selects the requests that it affects.
+/// A request. `Fault::on` selects the requests that a fault affects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -139,7 +139,7 @@ impl Proxy {
         script.bodies.clear();
     }
 
-    /// The requests since the last call of [`Self::harm`].
+    /// The requests since the last call of [`Self::harm`], without their bodies.
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.script.lock().unwrap().asked.clone()
     }
@@ -274,7 +274,7 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
-/// Replaces a text in the body of a response, and corrects its length.
+/// Replaces a text in the body of a response, and corrects the header `content-length`.
 fn with_text(answer: &[u8], old: &str, new: &str) -> Vec<u8> {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else {
@@ -322,8 +322,8 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// Reads the part of the request body that [`read_head`] has not read, without decoding it. Stops when it has read
-/// `limit` bytes.
+/// Reads the rest of the request body, which [`read_head`] has not read. Does not decode a chunked body. Stops when
+/// `limit` bytes of the body are read.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")

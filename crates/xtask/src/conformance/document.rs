@@ -18,8 +18,8 @@ impl Line {
         self.name.strip_prefix("invariant ")?.parse().ok()
     }
 
-    /// True if the name of the requirement contains the text, in any case. "invariant 1" does not match "invariant
-    /// 10".
+    /// True if the name of the requirement contains the text, in upper or lower case. "invariant 1" does not match
+    /// "invariant 10".
     pub(super) fn contains(&self, text: &str) -> bool {
         let (name, text) = (self.name.to_lowercase(), text.to_lowercase());
         let is_number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());

@@ -36,7 +36,7 @@ impl Source {
         Path::new(&self.path).ends_with(end)
     }
 
-    /// True if the file contains only tests.
+    /// True if the file contains only tests and the code that tests use.
     pub(crate) fn is_test(&self) -> bool {
         let mut parts = Path::new(&self.path).iter();
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")

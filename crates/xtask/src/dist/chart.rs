@@ -193,7 +193,8 @@ pub(super) const CLUSTER_WIDE: Manifest = Manifest {
     values: &["clusterWide=true"],
 };
 
-/// Renders the manifest from the packaged chart. It has no CRDs, so that `kubectl delete -f` does not delete clusters.
+/// Renders the manifest from the packaged chart. The manifest has no CRDs, so that `kubectl delete -f` does not delete
+/// clusters.
 pub(super) fn render(helm: &Path, chart: &Path, manifest: &Manifest) -> Result<String> {
     let mut command = Command::new(helm);
     command.args(["template", "etcd-operator"]).arg(chart);

@@ -1,4 +1,4 @@
-//! Names in the files of a release: the image, and links to documentation pages.
+//! Names of the image and of the files of a release, and links to documentation pages.
 
 use crate::origin::Origin;
 
@@ -51,7 +51,7 @@ impl Release {
         format!("etcd-operator-{}.cdx.json", self.version)
     }
 
-    /// A link to a documentation page, or its path if the URL of the source is unknown.
+    /// A link to a documentation page, or its path if the URL or the commit of the source is unknown.
     pub(super) fn page(&self, path: &str) -> String {
         match (&self.origin.source, &self.origin.revision) {
             (Some(source), Some(revision)) => {

@@ -46,7 +46,7 @@ pub(super) const RENDERING: Manifest = Manifest {
 const PACKAGE: &str = "etcd-operator";
 /// The annotation of the ClusterServiceVersion with the examples for consoles.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// The files in `examples/` that become examples of the bundle. They contain at least one object of each kind.
+/// The files in `examples/` that become examples of the bundle. They contain at least one object for each CRD.
 const EXAMPLES: [&str; 5] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",
@@ -297,7 +297,7 @@ fn deployments(rendered: &[Value]) -> Vec<Value> {
         .collect()
 }
 
-/// The rules of each ServiceAccount. OLM creates the ServiceAccounts, roles and bindings.
+/// The RBAC rules of each ServiceAccount. OLM creates the ServiceAccounts, roles and bindings.
 fn permissions(rendered: &[Value], binding: &str, role: &str) -> Result<Vec<Value>> {
     let mut rules: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for binding in of_kind(rendered, binding) {

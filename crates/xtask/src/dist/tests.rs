@@ -1,4 +1,5 @@
-//! Tests: files of a release that need no compiled program. Helm comes from the testbed.
+//! Tests of the release files that `dist` can write without a compiled program. Helm comes from the cache of the
+//! testbed.
 
 use std::collections::BTreeSet;
 
@@ -271,7 +272,7 @@ fn operator_framework_rejects_bundle_with_unknown_or_invalid_version() {
     }
 }
 
-/// The bundle and the manifest for one namespace need the same permissions.
+/// The bundle and the manifest for one namespace request the same permissions.
 #[test]
 fn bundle_installs_operators_with_permissions_of_namespaced_manifest() {
     let files = bundle(&published());
@@ -372,7 +373,7 @@ fn workflows_pass_actionlint() {
     assert!(output.status.success(), "{text}");
 }
 
-/// The commands that publish a release: program, subcommand and flags without values.
+/// The commands that publish a release, without logins: program, subcommand and flags without values.
 fn publishing_commands(text: &str) -> BTreeSet<String> {
     const PROGRAMS: [&str; 5] = ["skopeo ", "helm ", "cosign ", "buildah ", "gh "];
     let lines = text.lines().map(str::trim);

@@ -11,8 +11,8 @@ use crate::checkout;
 
 /// The module of the default version.
 const DEFAULT: &str = "kube";
-/// The prefix of the modules of all versions except the default. The minor version follows it. It must not begin with
-/// `kube-`, by which unit tests find the cache folder of the default version.
+/// The prefix of the modules of all versions except the default. The minor version follows the prefix. The prefix must
+/// not begin with `kube-`, because unit tests find the cache folder of the default version by `kube-`.
 const OTHERS: &str = "kubernetes-";
 
 /// The Go module of a minor version of Kubernetes.
@@ -25,7 +25,7 @@ pub(crate) struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// The version without the option `--kubernetes`.
+    /// The version that the testbed has without the option `--kubernetes`.
     pub(crate) fn default_version() -> Result<Self> {
         Self::of_module(DEFAULT)
     }

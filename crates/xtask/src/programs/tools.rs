@@ -1,4 +1,4 @@
-//! Programs for releases and for the documentation site. Each is built once, into the cache.
+//! Programs for releases, for the documentation site, and for tests. Each is built or unpacked once, into the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -41,7 +41,7 @@ fn starts_item(text: &str) -> bool {
     is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
 }
 
-/// The texts in backticks of a text without code blocks.
+/// The pieces of inline code in a text. The text must not contain code blocks.
 pub(crate) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

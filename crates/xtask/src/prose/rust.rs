@@ -2,12 +2,12 @@
 
 use super::passage::{Kind, Passage};
 
-/// The minimum length of a message, in characters.
+/// A message is longer than this number of characters.
 const MESSAGE_CHARACTERS: usize = 40;
 /// The minimum number of words in a message. Shorter string literals are URLs, keys and flags.
 const MESSAGE_WORDS: usize = 5;
 
-/// A part of a Rust file with prose.
+/// A part of a Rust file that can contain prose: a comment line or a string literal.
 enum Token {
     Comment {
         line: usize,

@@ -6,8 +6,8 @@ use crate::pool::Job;
 use crate::previous::Commit;
 use crate::{checkout, image, libtest};
 
-/// Modules with this name contain end-to-end tests that break what other tests share, such as nodes or the control plane.
-/// These tests run one by one, after all other tests.
+/// Modules with this name contain end-to-end tests that break nodes, the control plane, or other parts of the cluster
+/// that all tests share. These tests run one by one, after all other tests.
 pub(super) const ALONE: &str = "alone";
 /// Modules with this name contain end-to-end tests of which only one may run at a time.
 const SERIAL: &str = "serial";

@@ -30,7 +30,7 @@ impl Slot {
         )
     }
 
-    /// Name of the network interface of the link on the host.
+    /// The name of the host's network interface to the testbed.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
@@ -196,7 +196,7 @@ impl Addresses {
         format!("{}/{}", self.pods(0, 0), self.pods_length())
     }
 
-    /// The Service network. The API server accepts at most 2^20 IPv6 addresses.
+    /// The Service network. For IPv6, the API server accepts only a network of at most 2^20 addresses.
     pub(crate) fn services_network(self) -> String {
         let length = match self.family {
             IpFamily::Ipv4 => 16,

@@ -38,10 +38,10 @@ const SYSCTLS: &[(&str, &str)] = &[
 /// and end. Packets that a pod sends to the old MAC address are lost.
 /// - With IPv4, the next ARP request of the bridge is a broadcast, so all pods receive the new MAC address.
 /// - With IPv6, the bridge sends each neighbor solicitation to one pod only, and usually with its link-local address as
-///   the source. The pod then keeps the old MAC address for the gateway. The pod of a member does not check this
-///   address while the member is connected to the Services of other members, because each acknowledged packet confirms
-///   the gateway. These connections work with any MAC address, because `br_netfilter` translates their packets first.
-///   Only responses to the address of the bridge are lost, so the readiness probes time out.
+///   the source, so the pods keep the old MAC address. The pod of a member does not check it: the connections of the
+///   member to the Services of other members succeed with any MAC address, because `br_netfilter` translates their
+///   packets first, and each acknowledged packet confirms the gateway. Only responses to the address of the bridge are
+///   lost. The kubelet probes from this address, so the readiness probes time out.
 ///
 /// The CNI plugin `bridge` sets the MAC address only if it adds the IP address of the bridge (`ensureAddr`). In the
 /// testbed, the bridge already has this IP address.
@@ -237,7 +237,8 @@ mod tests {
         }
     }
 
-    /// The kernel copies the default setting to the bridge when the bridge is created.
+    /// The script must disable the default setting `accept_dad` before it creates the bridge, because the kernel copies
+    /// the default to a new bridge.
     #[test]
     fn ipv6_bridge_is_created_without_duplicate_address_detection() {
         let of = |family| {

@@ -71,7 +71,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Loads the images that xtask built after the start of the node. Does nothing if the node is down.
+/// Loads the etcd and pause images that xtask built after the node had started. Does nothing if the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());

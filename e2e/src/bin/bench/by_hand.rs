@@ -1,5 +1,5 @@
-//! The manual restore with which `bench restore` compares the restore operator, and the backup for the manual restore
-//! and for the restore operator.
+//! The manual restore with which `bench restore` compares the restore operator. This module also creates the backup for
+//! the manual restore and for the restore operator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -116,7 +116,7 @@ impl Running {
     }
 }
 
-/// Writes random values, which do not compress, to a local etcd, and uploads its snapshot.
+/// Writes random values, which do not compress, to a local etcd, and uploads a snapshot of this etcd to the bucket.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
     // The Raft log is kept short, because etcd keeps recent log entries in memory, and each entry of this test data

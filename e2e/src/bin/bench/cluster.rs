@@ -87,8 +87,9 @@ impl Row {
         }
     }
 
-    /// False if a cluster of this kind does not support the measurement. A StatefulSet does not change etcd's member
-    /// list and does not replace lost data. A cluster without volumes does not survive the loss of most of its pods.
+    /// False if a cluster of the kind `subject` does not support the measurement. A StatefulSet does not change etcd's
+    /// member list and does not replace lost data. A cluster without volumes does not survive the loss of most of its
+    /// pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
             Self::Create | Self::DeleteOne => true,

@@ -189,7 +189,7 @@ async fn start<'a>(sandbox: &'a Sandbox, bucket: &'a Bucket, name: &str) -> Resu
     Ok(recording)
 }
 
-/// Deletes the agent, and waits until its pod has ended.
+/// Deletes the EtcdBackup `name`, and waits until no pod of an agent is left.
 async fn stop(sandbox: &Sandbox, recording: &Recording<'_>, name: &str) -> Result<()> {
     sandbox.kubectl(&["delete", "etcdbackup", name]).await?;
     recording.await_agents(0).await
@@ -201,8 +201,8 @@ async fn compact(sandbox: &Sandbox) -> Result<()> {
     keys.compact(keys.revision().await?).await
 }
 
-/// One round. The order of the two measurements alternates, so that a gradual change of the machine's speed affects the
-/// measurements with and without the agent equally.
+/// One round: the throughput with and without the agent. The order of the two measurements alternates from round to
+/// round, so that a gradual change of the machine's speed affects both equally.
 async fn throughput(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -357,7 +357,7 @@ async fn replace(sandbox: &Sandbox, killed: &[Pod]) -> Result<()> {
 }
 
 impl Figures {
-    /// The spread of a figure of the throughput. `None` without rounds.
+    /// The spread of `figure` over all rounds of the throughput. `None` without rounds.
     fn throughput(&self, figure: fn(&Throughput) -> f64) -> Option<Spread> {
         spread(self.throughput.iter().map(figure))
     }

@@ -29,7 +29,7 @@ struct Round {
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// The result of a second client, which connects to all members and stops using an unhealthy member.
+    /// The results of a second client, which connects to all members and stops using an unhealthy member.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,

@@ -22,7 +22,7 @@ pub(crate) struct Idle {
     processor_milliseconds_per_second: f64,
 }
 
-/// The usage of a container since its start.
+/// The current memory of a container, and its CPU time since its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
     pub(crate) resident_bytes: f64,

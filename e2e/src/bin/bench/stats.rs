@@ -1,4 +1,4 @@
-//! Prints the results as a table, and writes them as JSON.
+//! Medians and quantiles, and the results of `bench cluster` as a table and as JSON.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ fn of(
     spread(here.filter_map(value))
 }
 
-/// Prints all results, each with its goal and its ratio to the result of the StatefulSet.
+/// Prints all results. The results of the operator have the goal and the ratio to the result of the StatefulSet.
 pub(crate) fn print_table(samples: &[Sample], dns: &str) {
     println!(
         "\nDNS: {dns}; seconds: median (lowest to highest), ratio to the StatefulSet's median\n"

@@ -25,7 +25,7 @@ const OPERATORS: [&str; 3] = [
     "etcd-restore-operator",
 ];
 
-/// Chooses the object or the node that the fault affects.
+/// Chooses the objects or the node that the fault affects. Two names are separated by a space.
 pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Result<String> {
     let sandbox = &fleet.sandbox;
     Ok(match fault {
@@ -39,9 +39,9 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     })
 }
 
-/// Injects a fault, and waits until it takes effect. Alerts fire later. If a call was interrupted, a second call with
-/// the same victim completes the fault. Returns the slow volume for [`Fault::SlowDisk`], and `None` for all other
-/// faults.
+/// Injects a fault. For [`Fault::FullDisk`], waits until the database has reached its quota. Alerts fire later. If a
+/// call was interrupted, a second call with the same victim completes the fault. Returns the slow volume for
+/// [`Fault::SlowDisk`], and `None` for all other faults.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {

@@ -74,7 +74,7 @@ pub(crate) struct Fleet {
 pub(crate) struct Problems {
     /// Number of EtcdClusters and EtcdBackups that are not ready.
     pub(crate) objects: usize,
-    /// Number of alerts that are pending or firing.
+    /// Number of alerts that are pending or firing, without a pending `EtcdBackupOld`.
     pub(crate) alerts: usize,
 }
 
@@ -98,7 +98,7 @@ impl Fleet {
         })
     }
 
-    /// The file with the record of the faults.
+    /// The file that lists the injected faults.
     pub(crate) fn record(&self) -> PathBuf {
         self.folder.join("record")
     }

@@ -23,7 +23,7 @@ use crate::fleet::Fleet;
 
 /// Time limit for the first alert of a fault. With a speedup of 1, the slowest alert fires after an hour.
 const ALERT_TIMEOUT: Duration = Duration::from_mins(75);
-/// The maximum number of values in the result of one query, below Prometheus' limit of 11,000.
+/// The maximum number of values of each time series in the result of one query, below Prometheus' limit of 11,000.
 const MAX_STEPS: f64 = 10_000.0;
 /// The pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);

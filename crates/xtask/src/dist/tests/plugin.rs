@@ -1,4 +1,4 @@
-//! Tests: the archives and the manifest of the plugin, which Krew installs.
+//! Tests of the archives and the manifest of the kubectl plugin, which Krew installs.
 
 use super::*;
 
@@ -23,7 +23,7 @@ impl Files {
         self.work.path().join("kubectl-etcd")
     }
 
-    /// An archive of the plugin for another architecture.
+    /// Creates a file that stands in for the plugin's archive of another architecture.
     fn other(&self, name: &str) -> PathBuf {
         let path = self.work.path().join(name);
         fs::write(&path, "other").unwrap();
@@ -89,7 +89,7 @@ fn krew_rejects_archive_that_does_not_match_manifest_checksum() {
     assert!(error.contains("checksum"), "{error}");
 }
 
-/// The rules come from `ValidatePlugin` and the naming guide of Krew.
+/// The checked rules come from `ValidatePlugin` and the naming guide of Krew.
 #[test]
 fn plugin_manifest_follows_krew_schema() {
     let files = Files::new();

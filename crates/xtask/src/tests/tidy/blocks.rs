@@ -91,7 +91,8 @@ pub(super) fn inline_code(text: &str) -> Vec<&str> {
     found
 }
 
-/// The lines of a script. A line with a backslash at the end is joined with the next line.
+/// The commands of a script, without comments and blank lines. A line with a backslash at the end is joined with the
+/// next line.
 pub(super) fn commands(script: &str) -> Vec<String> {
     let joined = script.replace("\\\n", " ");
     let lines = joined.lines().map(str::trim);
@@ -101,7 +102,8 @@ pub(super) fn commands(script: &str) -> Vec<String> {
         .collect()
 }
 
-/// The commands of all documents and of the comments in the examples, each with its file.
+/// The commands and the inline code of all documents, and the commands in the comments of the examples. Each entry
+/// begins with its file.
 pub(super) fn all_commands() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for page in pages() {

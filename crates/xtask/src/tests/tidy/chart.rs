@@ -84,7 +84,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property in the schema: its path, and its definition with resolved references.
+/// Every property in the schema, with its path and its definition. Follows references to find the properties below.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -127,7 +127,8 @@ fn schema_describes_every_chart_value() {
 
 #[test]
 fn values_file_contains_every_property_of_chart_schema() {
-    /// Properties without a default in values.yaml: fields of Kubernetes objects, and the alerts.
+    /// Parts of the paths of properties that have no default in values.yaml: fields of Kubernetes objects, and the
+    /// switches of the alerts.
     const WITHOUT_DEFAULT: [&str; 4] = [
         "livenessProbe.",
         "readinessProbe.",

@@ -176,7 +176,7 @@ fn faults_of_patch(kind: &str, words: &[String]) -> Vec<String> {
     }
 }
 
-/// The fields in the JSONPath of a command that are not in the schema of the kind.
+/// The fields under `spec` and `status` in the JSONPath of a command that are not in the schema of the kind.
 fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
     let schema = Schema::of_kind(kind);
     let paths = command.split("jsonpath=").skip(1).flat_map(fields);
@@ -207,7 +207,7 @@ fn fields(template: &str) -> Vec<String> {
     found
 }
 
-/// The path of a field without its first dot, indexes and filters.
+/// The path of a field without its first dot. Each index or filter becomes `[]`.
 fn plain(path: &str) -> String {
     let mut parts = path.trim_start_matches('.').split('[');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -188,7 +188,7 @@ fn prometheus_accepts_all_dashboard_queries() {
     promtool(&["check", "rules", "rules.yaml"], folder.path());
 }
 
-/// The example is the configuration of a Prometheus without the Prometheus operator.
+/// The example configures a Prometheus that runs without the Prometheus operator.
 #[test]
 fn prometheus_accepts_example_configuration() {
     let example = root().join("examples/example-monitoring.yaml");

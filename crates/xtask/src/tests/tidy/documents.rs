@@ -243,7 +243,7 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Users must find the reason of a condition in the documents.
+/// Users must find the reason of a condition in the documents, unless the reason describes no problem (`NO_PROBLEM`).
 #[test]
 fn reasons_of_problems_are_documented() {
     const NO_PROBLEM: [&str; 19] = [

@@ -37,7 +37,7 @@ fn lua(value: &Value) -> String {
     }
 }
 
-/// The health and the message of an object.
+/// The health status and the message that the script returns for an object.
 fn health(object: &Value) -> (String, String) {
     let program = format!(
         "local obj = {}\nlocal function check()\n{}end\nlocal health = check()\nprint(health.status)\nprint(health.message)\n",

@@ -27,8 +27,8 @@ fn documents(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The differences between a manifest and its schema. A manifest without `kind` is a part of an object of this
-/// project, or values of the chart.
+/// The differences between a manifest and its schema. A manifest without `kind` is a part of an object of this project,
+/// or values of the chart. A part of a Pod, Secret or ConfigMap is not checked.
 fn faults(document: &Value) -> Vec<String> {
     let values = Schema::of_values();
     match document["kind"].as_str() {

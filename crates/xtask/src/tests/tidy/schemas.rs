@@ -1,5 +1,5 @@
 //! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The
-//! rules of the CRDs are not evaluated. The tests of the crate `api` evaluate them for the examples.
+//! validation rules (CEL) of the CRDs are not evaluated. The tests of the crate `api` evaluate them for the examples.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,7 +52,8 @@ impl Schema {
         &SCHEMAS[VALUES]
     }
 
-    /// The differences between an object and this schema. The field `metadata` is not checked.
+    /// The differences between an object and this schema. The fields `apiVersion`, `kind` and `metadata` are not
+    /// checked.
     pub(super) fn faults(&self, value: &Value) -> Vec<String> {
         let mut value = value.clone();
         if let Some(fields) = value.as_object_mut() {
@@ -65,7 +66,7 @@ impl Schema {
         found
     }
 
-    /// True if the schema has the field `path`. A list item is written as `[]`.
+    /// True if the schema has the field `path`, or accepts every field at this place. A list item is written as `[]`.
     pub(super) fn has(&self, path: &str) -> bool {
         let mut node = &self.0;
         for part in path.replace("[]", ".[]").split('.') {
@@ -122,7 +123,7 @@ fn inner(node: &Value) -> Option<&Value> {
     node.get("additionalProperties").filter(|it| it.is_object())
 }
 
-/// True if the schema accepts every value.
+/// True if the schema restricts at most the type of the value.
 fn is_open(node: &Value) -> bool {
     let is_map = node["properties"].is_object() || inner(node).is_some();
     node["x-kubernetes-preserve-unknown-fields"] == true

@@ -7,7 +7,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// etcd adds a member only if all voters have been connected for at least this time (`HealthInterval` in etcd).
+/// When etcd adds or removes a member, it counts only voters that have been connected for at least this time
+/// (`HealthInterval` in etcd).
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 /// The limit of learners that the operator sets for etcd 3.6 (`ETCD_MAX_LEARNERS`).
 const MAX_LEARNERS: usize = 7;

@@ -1,4 +1,5 @@
-//! The objects of the benchmark: namespaces, EtcdClusters, and copies of the members' objects for the reference.
+//! The objects of the benchmark: namespaces, EtcdClusters, and copies of the members' objects for the scenario
+//! `reference`.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -83,7 +84,7 @@ impl Load {
         Kind::EtcdCluster.api(self.client.clone(), &self.namespace(index))
     }
 
-    /// Number of EtcdClusters with condition Ready.
+    /// Number of EtcdClusters of this load whose condition `Ready` is True.
     pub(super) fn ready(&self, known: &Conditions) -> usize {
         let start = format!("{}-ns-", self.prefix);
         known.ready(&start)
@@ -208,7 +209,7 @@ pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     .await
 }
 
-/// Returns success if the object does not exist (404). Returns all other errors.
+/// Ignores the error that the object does not exist (404). Returns all other errors.
 pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     match done {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -298,7 +299,7 @@ fn stripped(mut object: Value) -> Value {
     object
 }
 
-/// Whether each EtcdCluster has the condition `Ready`, by namespace and name.
+/// Whether the condition `Ready` of each EtcdCluster is True, by namespace and name.
 #[derive(Default)]
 pub(super) struct Conditions(Mutex<HashMap<String, bool>>);
 

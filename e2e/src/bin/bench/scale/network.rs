@@ -9,9 +9,10 @@ use tokio::process::Command;
 
 /// The address range of the pods.
 const PODS: &str = "198.18.0.0/15";
-/// Limit of open files for each member: a connection needs one file in the operator and one in this process.
+/// Number of open files to allow for each member. Each connection to a member needs one file in the operator and one in
+/// this process.
 const FILES_PER_MEMBER: u64 = 4;
-/// Limit of open files for everything except members.
+/// Number of open files to allow for everything except members.
 const OTHER_FILES: u64 = 1024;
 
 /// Adds the local route for the addresses of the pods. The route may already exist, if an earlier run was killed.

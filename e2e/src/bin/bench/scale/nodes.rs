@@ -174,8 +174,8 @@ async fn create_node(client: &Client, name: &str) -> Result<()> {
     done.map(drop).context("set the status of a node")
 }
 
-/// Returns success if the object already exists (409), for example from a benchmark that was killed. Returns all other
-/// errors.
+/// Ignores the error that the object already exists (409), for example from a benchmark that was killed. Returns all
+/// other errors.
 fn exists<T>(made: kube::Result<T>) -> kube::Result<()> {
     match made {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),

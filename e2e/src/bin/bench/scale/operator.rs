@@ -48,7 +48,7 @@ pub(super) struct Usage {
 }
 
 impl Operator {
-    /// Starts a process that takes part in this number of shards. 1 means that the operator is not divided.
+    /// Starts a process of an operator that is divided into `shards` shards. 1 means that the operator is not divided.
     pub(super) fn start(program: &Path, index: u16, shards: u16) -> Result<Self> {
         let port = FIRST_PORT + index;
         let log = std::env::temp_dir().join(format!("etcd-operator-scale-{index}.log"));

@@ -80,7 +80,7 @@ impl Replicas {
         self.await_held("a replica holds each shard", 0.0).await
     }
 
-    /// Like [`Self::await_duty`], but also waits until each process holds its share.
+    /// Like [`Self::await_duty`], but also waits until each process holds its share of the shards.
     pub(super) async fn await_shares(&self) -> Result<()> {
         let count = u16::try_from(self.processes.len())?.max(1);
         let least = f64::from(self.shards / count);

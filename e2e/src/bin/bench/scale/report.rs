@@ -1,4 +1,4 @@
-//! Prints one table of figures for each scenario, and returns all figures as JSON.
+//! Prints one table of figures for each scenario and number of replicas, and returns all figures as JSON.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) struct Figure {
     pub(super) value: f64,
 }
 
-/// The measured values of one scenario for one number of clusters.
+/// The measured values of one scenario for one number of clusters and replicas.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
     pub(super) scenario: &'static str,
@@ -30,8 +30,8 @@ pub(super) struct Measured {
     pub(super) calls: BTreeMap<String, f64>,
 }
 
-/// The exponent with which a value grows with the number of clusters: 0 if constant, 1 if proportional, 2 if
-/// quadratic. `None` if a value is not positive.
+/// The exponent with which a value grows with the number of clusters: 0 if constant, 1 if proportional, 2 if quadratic.
+/// `None` if a value is not positive, or if the number of clusters does not increase.
 pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
     #[allow(clippy::cast_precision_loss)] // `f64` represents integers below 2^52 exactly.
     let clusters = (to.0 as f64 / from.0 as f64).ln();

@@ -25,7 +25,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(20);
 const PROBES: usize = 20;
 /// Time limit until a change reaches the pods.
 const EFFECT: Duration = Duration::from_mins(5);
-/// Time limit for a scenario. [`PER_CLUSTER`] is added for each cluster.
+/// Time limit for one wait in a scenario. [`PER_CLUSTER`] is added for each cluster.
 const CONVERGE: Duration = Duration::from_mins(10);
 const PER_CLUSTER: Duration = Duration::from_secs(5);
 /// The interval between progress messages.
@@ -45,7 +45,8 @@ pub(super) struct Settings {
     pub(super) window: Duration,
 }
 
-/// The state of a run with one number of clusters. The module `scenarios` contains the steps.
+/// The state of a run with one number of clusters and one number of replicas. The module `scenarios` contains the
+/// steps.
 pub(super) struct Run<'a> {
     pub(super) settings: Settings,
     pub(super) subject: &'a Subject,
@@ -207,7 +208,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until `count` returns `total`, and prints the progress.
+    /// Waits until `count` returns at least `total`, and prints the progress.
     pub(super) async fn await_count(
         &self,
         what: &str,

@@ -20,7 +20,7 @@ const VERSION: &str = "3.6.15";
 const NEXT_VERSION: &str = "3.6.16";
 /// Number of clusters that are created while the pods of other clusters are unschedulable.
 const ANOTHER: usize = 10;
-/// The zone in which all pods are deleted.
+/// The zone in which the scenario `lost` deletes pods.
 const LOST_ZONE: usize = 0;
 
 impl Run<'_> {

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::fleet::{Answer, Fleet};
 
-/// etcd answers a request without a quorum after 5 s plus twice the election timeout of 1 s.
+/// Without a quorum, etcd answers a request after 5 s plus twice the election timeout of 1 s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
 /// Length of the prefix of a gRPC message: one byte of flags, four bytes for the length of the message.
 const PREFIX: usize = 5;
@@ -123,7 +123,7 @@ async fn answer_call(
     respond.send_response(head, true).map(drop)
 }
 
-/// Reads a request. The operator's requests are short, so each is one uncompressed gRPC message.
+/// Reads the message of a request. Each request of the operator consists of one uncompressed gRPC message.
 async fn read(mut body: RecvStream) -> Result<Bytes, h2::Error> {
     let mut all = BytesMut::new();
     while let Some(piece) = body.data().await {

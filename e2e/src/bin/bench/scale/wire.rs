@@ -1,4 +1,5 @@
-//! The protobuf messages of etcd's API that the operator uses. The tags are those of etcd's `rpc.proto`.
+//! The protobuf messages of etcd's API that the operator uses. The field numbers (`tag`) are those of etcd's
+//! `rpc.proto`.
 
 use prost::Message;
 
@@ -15,7 +16,7 @@ pub(super) struct Header {
     pub(super) raft_term: u64,
 }
 
-/// A response that contains only a header, also for `RangeResponse` and `AlarmResponse` with empty lists.
+/// A response that contains only a header. It also stands for a `RangeResponse` or `AlarmResponse` with an empty list.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Empty {
     #[prost(message, optional, tag = "1")]
