@@ -294,8 +294,8 @@ impl Search<'_> {
                 faults.extend(chosen.1.chain.faults);
                 chosen = (previous, older);
             } else {
-                // A missing segment of the older chain matters only if `next`, the first revision after the missing
-                // segment, is later than the newer chain.
+                // The newer chain ends at the revision `last`. A missing segment of the older chain is a fault only if
+                // the first revision after this segment (`next`) is greater than `last`.
                 let is_later = |fault: &ChainFault| matches!(fault, ChainFault::Missing { next, .. } if *next > last);
                 faults.extend(older.chain.faults.into_iter().filter(is_later));
             }

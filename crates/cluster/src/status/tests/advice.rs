@@ -114,7 +114,7 @@ fn every_known_advice_is_a_reason() {
 }
 
 #[test]
-fn advice_about_untested_version_explains_missing_learners() {
+fn advice_about_version_before_3_4_says_that_new_members_are_voters() {
     let (_, message) = advice(|scene, _| scene.desired.version = "3.2.13".into());
     assert!(message.contains("a new member is a voter"), "{message}");
 }
