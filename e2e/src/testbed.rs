@@ -207,13 +207,30 @@ impl<'a> Testbed<'a> {
         let node = node_of(pod);
         let mut script = format!("directory={directory} rate={per_second}\n");
         for id in container_ids(pod) {
-            let _ = writeln!(
-                script,
-                "pid=$(ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls | awk '$1 == \"{id}\" {{print $2}}')"
-            );
+            script.push_str(&set_pid(node, &id));
             script.push_str(LIMIT_WRITES);
         }
         self.script(&script).await.map(drop)
+    }
+
+    /// The anonymous memory of the first process of each container of a pod, in bytes. Pages of the program file do not
+    /// count.
+    ///
+    /// # Errors
+    /// Fails if a container is not running.
+    pub async fn anonymous_memory(&self, pod: &Pod) -> Result<u64> {
+        let node = node_of(pod);
+        let mut script = String::new();
+        for id in container_ids(pod) {
+            script.push_str(&set_pid(node, &id));
+            script.push_str("awk '/^RssAnon:/ {print $2}' /proc/$pid/status\n");
+        }
+        let printed = self.script(&script).await?;
+        let sizes = printed.split_whitespace().map(str::parse::<u64>);
+        let kibibytes: u64 = sizes
+            .sum::<Result<u64, _>>()
+            .with_context(|| format!("the sizes in KiB: {printed}"))?;
+        Ok(kibibytes * 1024)
     }
 
     /// Builds the controllers of cert-manager, unless they are in the cache. Returns the path of the program.
@@ -250,6 +267,13 @@ impl<'a> Testbed<'a> {
         );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
+}
+
+/// A line of a shell script that sets `pid` to the first process of a container.
+fn set_pid(node: &str, id: &str) -> String {
+    format!(
+        "pid=$(ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls | awk '$1 == \"{id}\" {{print $2}}')\n"
+    )
 }
 
 /// The IDs of the pod's containers, as in containerd.

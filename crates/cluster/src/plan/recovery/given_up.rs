@@ -1,4 +1,4 @@
-//! Stops the seed of an abandoned recovery, for example a seed whose volume was lost.
+//! Stops the seed of an abandoned recovery. A recovery is abandoned, for example, if the volume of its seed was lost.
 //!
 //! Clients can reach the seed through the headless Service, but their writes are lost, because no recovery continues
 //! with the data of this seed. The operator stops the seed before the next recovery starts, because the record of that
