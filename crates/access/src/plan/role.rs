@@ -34,7 +34,7 @@ pub(crate) fn plan_role(role: &EtcdRole, seen: &RoleSnapshot) -> Plan {
     let mut plan = Plan::new(Trouble::new(
         Reason::AsDesired,
         format!(
-            "the role {} of EtcdCluster {} has {} permissions",
+            "the role {} of EtcdCluster {} is up to date (permissions: {})",
             role.etcd_name(),
             role.spec.etcd_cluster.name,
             wanted.len()

@@ -143,7 +143,7 @@ impl Roles {
 fn as_desired(user: &EtcdUser, roles: &Roles, etcd: &EtcdFacts) -> Trouble {
     let (name, cluster) = (user.etcd_name(), &user.spec.etcd_cluster.name);
     let mut message = format!(
-        "the user {name} of EtcdCluster {cluster} has {} roles",
+        "the user {name} of EtcdCluster {cluster} is up to date (roles: {})",
         roles.granted.len()
     );
     if !etcd.is_auth_enabled {
