@@ -280,6 +280,13 @@ impl Session {
         known.usable(None).map(|(_, number)| number)
     }
 
+    /// True if authentication was disabled at this login.
+    pub(crate) fn is_off(&self, login: Option<u64>) -> bool {
+        let known = self.found();
+        let found = known.found.as_ref();
+        found.is_some_and(|found| Some(found.number) == login && found.login == Login::Off)
+    }
+
     /// Drops the token, so that etcd checks the certificate.
     pub(crate) fn drop_token(&self) {
         let mut known = self.found();

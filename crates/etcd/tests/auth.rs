@@ -324,6 +324,25 @@ async fn certificate_that_names_user_authenticates_without_quorum() {
     }
 }
 
+/// While authentication is disabled, a client gets no token. After another client has enabled authentication, etcd
+/// takes the name in the certificate as the user. No user has this name, so etcd denies the call.
+#[tokio::test]
+async fn client_with_certificate_logs_in_after_auth_is_enabled() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let Certified { start, tls, _dir } = certified();
+        let tls = TlsAccess { user: None, ..tls };
+        let members = EtcdProcess::start_cluster(&Programs::find(minor), 1, &start).await;
+        let via = urls(&members);
+        let first = patient(Some(&tls));
+        let login = answered(|| first.login(&via)).await;
+        assert_eq!(login, Some(Login::Off), "{minor}");
+        enable_auth(Some(&tls), &via).await;
+        let status = first.status(&via[0]).await.unwrap();
+        let keys = first.key_count(&via[0], status.revision).await.unwrap();
+        assert_eq!(keys, Some(0), "{minor}");
+    }
+}
+
 /// Enables authentication in a cluster that has a leader.
 async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
     let root = patient(tls);

@@ -88,7 +88,10 @@ impl EtcdClient {
                 login = None;
                 answer = call(&client).await;
             }
-            if self.session.has_credentials() && asks(&answer) {
+            // If authentication was disabled at the last login, the client has no token. If it was enabled since then,
+            // etcd denies the call to the user that the certificate names.
+            let is_enabled_since = denied(&answer) && self.session.is_off(login);
+            if self.session.has_credentials() && (asks(&answer) || is_enabled_since) {
                 // The client logs in again, because the member rejects the current token or requires one. For
                 // example, the member lost the token in a restart, the token has expired, or no etcd user has the
                 // name in the certificate.
