@@ -177,12 +177,12 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 /// A write to a Secret of generated certificates. Each write has a precondition from the observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Creates a CA. Its trust bundle contains the new CA and the CAs in `beside`.
+    /// Creates a CA. Its trust bundle contains the new CA and the CAs in `extra_cas`.
     Authority {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// The CAs in the trust bundles of the existing Secrets, in PEM.
-        beside: Vec<Vec<u8>>,
+        extra_cas: Vec<Vec<u8>>,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
@@ -191,7 +191,7 @@ pub enum CertificateWrite {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// All trusted CAs except the current and the next signer, in PEM.
-        beside: Vec<Vec<u8>>,
+        extra_cas: Vec<Vec<u8>>,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },

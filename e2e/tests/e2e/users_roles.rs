@@ -2,7 +2,7 @@
 //! EtcdRoles. The operator corrects changes in etcd, applies changes of the password in the Secret, and deletes users
 //! and roles with their objects.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::leaks::{cluster_scenario_without_leaks, ensure_no_leaks};
 use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::wait::Poll;
@@ -163,15 +163,8 @@ async fn is_deleted(sandbox: &Sandbox) -> Result<()> {
 
 /// The newest version, or the newest version of a minor release.
 fn version(sandbox: &Sandbox, minor: Option<&str>) -> Result<String> {
-    let Some(minor) = minor else {
-        return newest_version(&sandbox.env);
-    };
-    let prefix = format!("{minor}.");
-    let mut versions = sandbox.env.etcd_versions.iter();
-    let found = versions.rfind(|version| version.starts_with(&prefix));
-    found
-        .cloned()
-        .with_context(|| format!("no version of {minor}"))
+    let env = &sandbox.env;
+    minor.map_or_else(|| newest_version(env), |minor| env.newest_of(minor))
 }
 
 async fn users_and_roles(name: &str, minor: Option<&str>) {

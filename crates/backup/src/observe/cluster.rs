@@ -155,8 +155,8 @@ mod tests {
 
     const OWN_ID: ClusterId = ClusterId(0xb);
 
-    /// A fake API server with an EtcdCluster `main` in team-a and another one in team-b. One of the two pods in team-b
-    /// uses the host network.
+    /// A fake API server with an EtcdCluster `main` in team-a and an EtcdCluster in team-b. One of the two pods in
+    /// team-b uses the host network.
     fn server() -> Client {
         let service = service_fn(|request: Request<Body>| async move {
             let path = request.uri().path();

@@ -41,18 +41,18 @@ impl ExecuteContext<'_> {
         match write {
             CertificateWrite::Authority {
                 scope,
-                beside,
+                extra_cas,
                 over,
             } => {
                 let made = self.draw_authority(rule, *scope)?;
-                let all = beside.iter().map(Vec::as_slice);
+                let all = extra_cas.iter().map(Vec::as_slice);
                 let trusted = authority::bundle(all.chain([made.certificate.as_slice()]));
                 self.put_authority(rule, *scope, (&made, None, trusted), over.as_deref())
                     .await
             }
             CertificateWrite::Rejoin {
                 scope,
-                beside,
+                extra_cas,
                 over,
             } => {
                 let held = self.held_authority(rule, *scope, over).await?;
@@ -60,7 +60,7 @@ impl ExecuteContext<'_> {
                     .into_iter()
                     .flatten();
                 let own = own.map(|made| made.certificate.as_slice());
-                let trusted = authority::bundle(beside.iter().map(Vec::as_slice).chain(own));
+                let trusted = authority::bundle(extra_cas.iter().map(Vec::as_slice).chain(own));
                 let said = (&held.signs, held.next.as_ref(), trusted);
                 self.put_authority(rule, *scope, said, Some(over)).await
             }

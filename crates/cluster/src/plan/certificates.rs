@@ -201,11 +201,11 @@ impl Keeper<'_> {
             self.create(scope, Some(over), draft);
             return;
         };
-        if let Some(beside) = self.incomplete(scope, held) {
+        if let Some(extra_cas) = self.incomplete(scope, held) {
             say(
                 CertificateWrite::Rejoin {
                     scope,
-                    beside,
+                    extra_cas,
                     over,
                 },
                 draft,
@@ -236,10 +236,10 @@ impl Keeper<'_> {
 
     /// Creates a CA. The existing CAs stay trusted until every member trusts the new CA.
     fn create(&self, scope: CaScope, over: Option<String>, draft: &mut Draft) {
-        let beside = self.trusted_already(scope);
+        let extra_cas = self.trusted_already(scope);
         let write = CertificateWrite::Authority {
             scope,
-            beside,
+            extra_cas,
             over,
         };
         say(write, draft);
@@ -351,9 +351,11 @@ impl Keeper<'_> {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
             replaced && self.is_trusted(scope, print)
         });
-        let beside: BTreeMap<&String, &Anchor> = held.trusts.iter().chain(known).collect();
-        let beside = beside.into_iter().filter(|(print, _)| !own.contains(print));
-        Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
+        let extra_cas: BTreeMap<&String, &Anchor> = held.trusts.iter().chain(known).collect();
+        let extra_cas = extra_cas
+            .into_iter()
+            .filter(|(print, _)| !own.contains(print));
+        Some(extra_cas.map(|(_, anchor)| anchor.pem.clone()).collect())
     }
 
     /// True if a pod was started with this CA, or if the CAs of a pod are unknown. False without pods.

@@ -109,7 +109,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, token: &str) -> Option<Draft<'a>> 
         voters.iter().filter(is_usable).count() >= quorum_of(voters.len())
     };
     // The voter lists on the PVCs can differ after an interrupted change. The members start if one list has enough
-    // volumes, because etcd serves only with a quorum of its own member list.
+    // volumes, because etcd serves only with a quorum of the voters in its list.
     if lists.is_empty() || lists.iter().any(is_enough) {
         return None;
     }

@@ -27,9 +27,9 @@ use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Maximum delay of the next defragmentation, after one that freed no space in a full database.
+/// Maximum delay of the next defragmentation, if the last defragmentation freed no space in a full database.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Delay of the next defragmentation, after one that freed space in a full database: clients may fill the space again.
+/// Delay of the next defragmentation, if the last one freed space in a full database. Clients may fill the space again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
 /// If a defragmentation freed no space, but the history can be compacted further, the next defragmentation waits for
 /// this multiple of its duration. Without the delay, clients that delete keys one by one would cause ineffective

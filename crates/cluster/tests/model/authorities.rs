@@ -177,24 +177,24 @@ impl World {
         let answer = match write {
             CertificateWrite::Authority {
                 scope,
-                beside,
+                extra_cas,
                 over,
             } => {
                 let made = self.leaf(None, Vec::new());
-                let mut trusts: BTreeMap<_, _> = beside.iter().map(|pem| anchor(pem)).collect();
+                let mut trusts: BTreeMap<_, _> = extra_cas.iter().map(|pem| anchor(pem)).collect();
                 trusts.extend([anchor(&made.subject)]);
                 let held = self.held(Some(made), trusts);
                 self.put(scope.secret("db"), over.as_deref(), held)
             }
             CertificateWrite::Rejoin {
                 scope,
-                beside,
+                extra_cas,
                 over,
             } => {
                 let held = self.authority(*scope, over)?;
                 let own = held.certificate.iter().chain(&held.next);
                 let own = own.map(|leaf| leaf.subject.clone());
-                let trusts = beside.iter().cloned().chain(own);
+                let trusts = extra_cas.iter().cloned().chain(own);
                 let trusts = trusts.map(|pem| anchor(&pem)).collect();
                 let held = self.held(held.certificate, trusts);
                 self.put(scope.secret("db"), Some(over), held)

@@ -294,13 +294,13 @@ impl World {
         );
         let pods = self.pods.values().map(|pod| &pod.start.token);
         let mut tokens = pods.chain(self.disks.values().map(|disk| &disk.token));
-        let beside = tokens
+        let existing = tokens
             .find(|other| *other != token && self.memory.recorded.contains(*other))
             .cloned();
         demand!(
             self,
-            found || beside.is_none(),
-            "invariant 7: a second cluster is bootstrapped next to {beside:?}"
+            found || existing.is_none(),
+            "invariant 7: a second cluster is bootstrapped next to {existing:?}"
         );
         // If the status was deleted and no data is left, the cluster of `writes_to` no longer exists, so clients may
         // write to a new cluster.

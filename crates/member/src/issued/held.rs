@@ -45,7 +45,7 @@ pub struct Held {
     pub(super) marked: bool,
     /// The certificate; `None` if it cannot be parsed, or does not belong to the private key.
     pub(super) leaf: Option<Leaf>,
-    /// The CAs in the trust bundle, by their identity. Of two certificates of one CA, the one that expires later.
+    /// The CAs in the trust bundle, by their identity. Of two certificates of a CA, only the later to expire is here.
     pub(super) trusts: BTreeMap<String, Anchor>,
     /// The CAs that cert-manager returned with the published certificate, by their identity.
     pub(super) issued_by: BTreeSet<String>,

@@ -155,7 +155,7 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // `first` is the response to the first PATCH, which sets the lock. 504 stands for a lost response: the API server
+    // `first` is the response to the first PATCH, which sets the lock. 504 means a lost response: the API server
     // has set the lock, but the operator does not know this. The next three PATCHes are attempts to remove the lock,
     // and the first two fail.
     for first in [200, 504] {

@@ -295,14 +295,14 @@ fn lost_authority_is_trusted_alongside_its_successor() {
     let [
         Write::Certificate(CertificateWrite::Authority {
             scope: CaScope::Peers,
-            beside,
+            extra_cas,
             over: None,
         }),
     ] = &*writes
     else {
         panic!("{writes:?}");
     };
-    assert_eq!(beside.len(), before.len());
+    assert_eq!(extra_cas.len(), before.len());
     assert_eq!(story.deleted(), 0);
 }
 

@@ -9,7 +9,7 @@ struct Files {
 }
 
 impl Files {
-    /// Creates a script that stands in for the program of the plugin.
+    /// Creates a script in place of the program of the plugin.
     fn new() -> Self {
         let files = Self {
             work: tempfile::tempdir().unwrap(),
@@ -23,7 +23,7 @@ impl Files {
         self.work.path().join("kubectl-etcd")
     }
 
-    /// Creates a file that stands in for the plugin's archive of another architecture.
+    /// Creates a file in place of the plugin's archive of another architecture.
     fn other(&self, name: &str) -> PathBuf {
         let path = self.work.path().join(name);
         fs::write(&path, "other").unwrap();

@@ -208,22 +208,26 @@ impl Story {
         let long = rule().authority_validity;
         let version = format!("{}", self.drawn + 2);
         match write {
-            CertificateWrite::Authority { scope, beside, .. } => {
+            CertificateWrite::Authority {
+                scope, extra_cas, ..
+            } => {
                 let signs = self.draw(long, None);
                 let mut one = held(None);
                 let own = signs.fingerprint.as_bytes();
-                let bundle = beside.iter().map(Vec::as_slice).chain([own]);
+                let bundle = extra_cas.iter().map(Vec::as_slice).chain([own]);
                 one.trusts = bundle.map(|pem| self.drawn_anchor(pem)).collect();
                 one.trusts_until = Some(signs.not_after);
                 (one.certificate, one.resource_version) = (Some(signs), version);
                 one.rotated_for = rule().rotate;
                 self.certificates().secrets.insert(scope.secret("db"), one);
             }
-            CertificateWrite::Rejoin { scope, beside, .. } => {
+            CertificateWrite::Rejoin {
+                scope, extra_cas, ..
+            } => {
                 let one = self.authority(*scope);
                 let own = [one.certificate.clone(), one.next.clone()].into_iter();
                 let own = own.flatten().map(|leaf| leaf.fingerprint.into_bytes());
-                let bundle = beside.iter().cloned().chain(own);
+                let bundle = extra_cas.iter().cloned().chain(own);
                 let trusts = bundle.map(|pem| self.drawn_anchor(&pem)).collect();
                 let one = self.authority(*scope);
                 (one.trusts, one.resource_version) = (trusts, version);
